@@ -1,0 +1,38 @@
+"""The 2017 Transformer, exactly, as a translation model of today's Hugging Face stack.
+
+Importing this package registers the model, its configuration and its tokenizer with transformers' Auto classes, and
+brings the task "translation" back to `transformers.pipeline`, for this model and for every other seq2seq model.
+"""
+
+from importlib.metadata import version as _installed_version
+
+_TRANSFORMERS_FLOOR = (5, 24)
+_found = _installed_version("transformers")
+if tuple(int(part) for part in _found.split(".")[:2]) < _TRANSFORMERS_FLOOR:
+    raise ImportError(
+        f"hf_vaswani needs transformers 5.24 or newer (below 6), found {_found}: 5.24 renamed the decoder's cache "
+        'argument, and an older one would decode wrongly without a word. Run: pip install "transformers>=5.24,<6"'
+    )
+
+from transformers import AutoConfig, AutoModel, AutoModelForSeq2SeqLM, AutoTokenizer  # noqa: E402
+
+from .configuration_vaswani import VaswaniConfig  # noqa: E402
+from .modeling_vaswani import VaswaniForConditionalGeneration, VaswaniModel  # noqa: E402
+from .pipeline_vaswani import VaswaniTranslationPipeline, register_translation_task  # noqa: E402
+from .tokenization_vaswani import VaswaniTokenizer  # noqa: E402
+
+AutoConfig.register("vaswani", VaswaniConfig, exist_ok=True)
+AutoModel.register(VaswaniConfig, VaswaniModel, exist_ok=True)
+AutoModelForSeq2SeqLM.register(VaswaniConfig, VaswaniForConditionalGeneration, exist_ok=True)
+AutoTokenizer.register(VaswaniConfig, fast_tokenizer_class=VaswaniTokenizer, exist_ok=True)
+register_translation_task()
+
+__version__ = "0.1.0"
+__all__ = [
+    "VaswaniConfig",
+    "VaswaniForConditionalGeneration",
+    "VaswaniModel",
+    "VaswaniTokenizer",
+    "VaswaniTranslationPipeline",
+    "__version__",
+]

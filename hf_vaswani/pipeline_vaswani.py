@@ -1,0 +1,643 @@
+r"""The task "translation" of `transformers.pipeline`: text in, text out, for ours and any other seq2seq model.
+
+Text is plain text. Mark-up is not read: `<` is a letter like any other, and tags may come back changed. To translate a
+page, take its text nodes out with an HTML parser, send them as a list, and put the results back: order and count are
+kept. Nothing is reordered either, and no direction mark is added or lost: how right-to-left text is shown is the page's
+affair, and reversing the target side is a training trick that has nothing to do with scripts.
+"""
+
+import difflib
+import logging
+import re
+import sys
+import unicodedata
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from itertools import islice
+from typing import Any, NamedTuple
+
+import torch
+import transformers
+from tqdm.auto import tqdm
+from transformers import GenerationConfig, Pipeline, pipelines
+from transformers.utils import logging as library_logging
+
+logger = logging.getLogger(__name__)
+
+# Options of the pipeline itself, for the constructor and for every call; all else is an argument of `generate`.
+_DEFAULTS: dict[str, Any] = {
+    "batch_tokens": 4096, "passthrough": True, "split_sentences": False, "lines": "keep", "long_input": "split",
+    "src_lang": None, "tgt_lang": None, "column": None, "prefix": None, "return_scores": False,
+    "return_flags": False, "progress": None, "truncation": False,
+}  # fmt: skip
+_CHOICES = {"lines": ("keep", "join"), "long_input": ("split", "error")}
+# Fields of our generation configuration, which the library does not know to be arguments of `generate`.
+_OWN_GENERATION_FIELDS = {"length_penalty_type", "max_length_offset", "forced_prefix_ids"}
+_BATCHES_PER_WINDOW = 16
+_SCORE_ELEMENTS = 2**28  # the library keeps the scores of every step: at most one GiB of float32 per batch
+_NO_LIMIT = 10**9  # tokenizers without a limit of their own say 1e30
+
+_CJK = "\u2e80-\u9fff\uac00-\ud7af\uf900-\ufaff\uff00-\uffef"
+_CJK_MARKS = "。！？｡，、；："
+# End marks with the closing quotes and brackets behind them, then blanks; Chinese and Japanese need no blank.
+_SENTENCE_END = re.compile(
+    r"([.!?…؟۔।։]+(?:[\"'”’»›)\]]|[ \u00a0\u202f][»›])*)(\s+)|([。！？｡]+[\"'”’」』）》】]*)(\s*)"
+)
+_OPENERS = "\"'“„«‹‘‚([¿¡-–— \u00a0\u202f"
+_ABBREVIATION = re.compile(
+    "mrs?|ms|drs?|prof|st|vs|fig|jr|sr|gen|col|lt|sgt|capt|gov|sen|rep|rev|hon|approx|dept|bzw|ca|vgl|evtl|ggf|inkl|zzgl"
+    "|abb|bsp|geb|hrsg|dipl|ing|hl|jh|mio|mrd|str|tel|sog|mme|mlle|sra|srta|dott|sig|cf|resp|bzgl"
+)
+_ABBREVIATION_BEFORE_NUMBER = re.compile("no|nr|vol|pp?|art|abs|kap|sec|ch|par")
+_CLAUSE_END = re.compile(rf"((?<=[,;:،؛–—])\s+|(?<=[{_CJK_MARKS}]))")
+_ADDRESS = re.compile(r"(?:[a-z][a-z0-9+.-]*://|www\.|mailto:)\S+|[^\s@]+@[^\s@]+\.[^\s@]+", re.IGNORECASE)
+_PHONETIC = re.compile(r"\[[^\]]*\]|/[^/]*/")
+
+
+class Piece(NamedTuple):
+    """One candidate for one piece of text: the text, its score, and what looks wrong about it."""
+
+    text: str
+    score: float = 0.0
+    flags: tuple[str, ...] = ()
+
+
+class _Run(NamedTuple):
+    """All that one call of the pipeline has settled before its first input."""
+
+    options: dict[str, Any]
+    generate: dict[str, Any]
+    languages: tuple[str | None, str | None]
+    batch_size: int
+    wanted: int
+    beams: int
+    is_scored: bool
+    limit: int
+
+
+class VaswaniTranslationPipeline(Pipeline):
+    """Translate text with an encoder-decoder model.
+
+    Inputs are read in windows of a few batches, sorted by length inside a window, and given back in the order they
+    came in, one result for each. Any number of inputs takes constant memory.
+
+    Args:
+        model (`PreTrainedModel`), tokenizer (`PreTrainedTokenizerBase`): both needed.
+        task (`str`): "translation", or "translation_xx_to_yy", which sets `src_lang` and `tgt_lang` where a model
+            has languages, and picks the prefix in `config.task_specific_params` where it has those.
+        batch_size (`int`): most pieces of text in a batch. Default: 32. With 1, a stream is answered line by line.
+        batch_tokens (`int`): most source tokens in a batch, padding counted. A longer piece is a batch of its own.
+        passthrough (`bool`): give back unchanged what has no letter (numbers, signs, emoji), a lone web or mail
+            address, and phonetic writing in brackets. Blank lines are given back empty with or without it.
+        lines (`str`): "keep": each line of a text is translated by itself, and the line ends stay; "join": wrapped
+            lines are one paragraph up to the next blank line, and the blank lines stay.
+        split_sentences (`bool`): translate each sentence by itself, for models trained on single sentences.
+        long_input (`str`): what to do with text longer than the model can take. "split": cut it at sentence ends,
+            else at clause marks, else at blanks, and put the translations together; "error": refuse it.
+            Nothing is ever cut off; `truncation`, which other tools pass, is accepted and cannot change that.
+        src_lang, tgt_lang (`str`): language codes for models that have them (NLLB, mBART, M2M100).
+        column (`str`): the column to read where an input is a dict, such as "text" or "translation.de". Default: the
+            one named like `src_lang`, else "text", else "translation", else the only one with text in it.
+        prefix (`str`): text put before every input, such as T5's "translate English to German: ".
+        num_return_sequences (`int`): candidates per input, best first; each then has a "score". Candidates of equal
+            text are given once, so there may be fewer.
+        return_scores (`bool`): add "score", the log-probability (nats) divided by the length penalty's factor; of a
+            text in several pieces, their mean; 0.0 for what the model never saw.
+        return_flags (`bool`): add "flags", a list, empty or with "length_ratio" (more than 3 times the tokens of its
+            source, end tokens counted), "repetition" (4 times the same in a row, unlike its source), and
+            "reserved: ..." (codes such as `{name}` that were lost or doubled).
+        progress (`bool`): a bar on standard error. Default: on a terminal, once two seconds have passed.
+        num_workers: accepted for the library's sake; the tokenizer runs in threads of its own.
+        kwargs: any argument of `generate`, here or in a call; plus the library's `device`, `dtype` and others.
+
+    Raises:
+        ValueError: without a tokenizer, or if the tokenizer has ids that the model has no rows for.
+        TypeError: for a model that is no encoder-decoder, or an argument that nobody knows.
+    """
+
+    _load_tokenizer: Any = True
+    _load_processor: Any = False
+    _load_image_processor: Any = False
+    _load_video_processor: Any = False
+    _load_feature_extractor: Any = False
+    _pipeline_calls_generate = True
+    model: Any
+    tokenizer: Any
+
+    def __init__(self, model: Any, tokenizer: Any = None, task: str = "translation", **kwargs: Any) -> None:
+        if not getattr(model.config, "is_encoder_decoder", False) or not model.can_generate():
+            raise TypeError(f"Translation needs an encoder-decoder that can generate, not {type(model).__name__}.")
+        if tokenizer is None or isinstance(tokenizer, str):
+            raise ValueError("Translation needs a tokenizer: pass one, such as `AutoTokenizer.from_pretrained(...)`.")
+        pieces, rows = max(tokenizer.get_vocab().values()) + 1, model.get_input_embeddings().weight.shape[0]
+        if pieces > rows:
+            raise ValueError(
+                f"The tokenizer has ids up to {pieces - 1}, but the model has embeddings for {rows} pieces only: they "
+                "do not belong together, or the model was not resized after pieces were added."
+            )
+        kwargs.pop("local_files_only", None)  # left in by `pipeline()`, which has used it
+        super().__init__(model=model, tokenizer=tokenizer, task=task or "translation", **kwargs)
+        # Beside the library's own arguments of `generate`, so that a call's `generation_config` replaces these too.
+        self._generate_kwargs.update(self._forward_params.pop("generate_kwargs", {}))
+        self._is_split_reported = self._is_loss_reported = False
+
+    # ------------------------------------------------------------------ settings
+    def _sanitize_parameters(self, **parameters: Any) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
+        known = {name for name in vars(GenerationConfig()) if not name.startswith("_")} | _OWN_GENERATION_FIELDS
+        known |= {"generation_config", "logits_processor", "stopping_criteria", "assistant_model"}
+        options = {name: value for name, value in parameters.items() if name in _DEFAULTS}
+        generate = {name: value for name, value in parameters.items() if name not in _DEFAULTS}
+        for name in generate:
+            if name not in known and not hasattr(self.model.generation_config, name):
+                near = difflib.get_close_matches(name, [*_DEFAULTS, "batch_size", *known], n=1)
+                hint = f" Did you mean `{near[0]}`?" if near else f" Its own: batch_size, {', '.join(_DEFAULTS)}."
+                raise TypeError(f"`{name}` is no argument of the translation pipeline nor of `generate`.{hint}")
+        for name, allowed in _CHOICES.items():
+            if options.get(name, allowed[0]) not in allowed:
+                raise ValueError(f"`{name}` must be one of {allowed}, got {options[name]!r}.")
+        if options.get("batch_tokens", 1) < 1:
+            raise ValueError(f"`batch_tokens` must be at least 1, got {options['batch_tokens']!r}.")
+        return options, {"generate_kwargs": generate} if generate else {}, {}
+
+    def _settle(self, given: dict[str, Any], generate: dict[str, Any], batch_size: int | None) -> _Run:
+        """Everything that a call needs to know, from its own arguments, the constructor's, the task and the model."""
+        options = {**_DEFAULTS, **self._preprocess_params, **given}
+        explicit = (options["src_lang"], options["tgt_lang"])
+        named = _direction(self.task) or (None, None)
+        languages = (explicit[0] or named[0], explicit[1] or named[1])
+        for_task = (getattr(self.model.config, "task_specific_params", None) or {}).get(
+            self.task if explicit == (None, None) else "translation_{}_to_{}".format(*languages), {}
+        )
+        if options["prefix"] is None:
+            options["prefix"] = for_task.get("prefix", self.prefix) or ""
+        known = vars(GenerationConfig())
+        extra = {name: value for name, value in for_task.items() if name in known}
+        settled = self._get_set_generation_params({**self._generate_kwargs, **generate})
+        extra = {name: value for name, value in extra.items() if name not in settled}
+        if "max_new_tokens" in settled:
+            extra.pop("max_length", None)
+        if hasattr(self.tokenizer, "src_lang"):
+            ids = [self._language_id(code) if code is not None else None for code in languages]
+            forced = {**({} if explicit[1] is not None else self._generate_kwargs), **generate}
+            if ids[1] is not None and "forced_bos_token_id" not in forced:
+                extra["forced_bos_token_id"] = ids[1]
+        elif explicit[1] is not None and not for_task:
+            raise ValueError(f"`tgt_lang` is {explicit[1]!r}, but this model's tokenizer knows no languages.")
+        size = 32 if self._batch_size is None else self._batch_size
+        size = size if batch_size is None else batch_size
+        if size < 1:
+            raise ValueError(f"`batch_size` must be at least 1, got {size}.")
+        ready = self._prepare_generate_kwargs(generate, **extra)
+        wanted = self._setting(ready, "num_return_sequences", 1)
+        beams = self._setting(ready, "num_beams", 1)
+        if wanted > beams and not (beams == 1 and self._setting(ready, "do_sample", False)):
+            raise ValueError(f"`num_return_sequences` ({wanted}) cannot be more than `num_beams` ({beams}).")
+        is_scored = wanted > 1 or options["return_scores"]
+        if is_scored:
+            ready = self._prepare_generate_kwargs(generate, **extra, return_dict_in_generate=True, output_scores=True)
+        return _Run(options, ready, languages, size, wanted, beams, is_scored, self._longest_input())
+
+    def _setting(self, ready: dict[str, Any], name: str, default: Any) -> Any:
+        """A generation setting as `generate` will see it."""
+        sources = [ready.get(name)]
+        sources += [getattr(one, name, None) for one in (ready.get("generation_config"), self.model.generation_config)]
+        return next((value for value in sources if value is not None), default)
+
+    def _longest_input(self) -> int:
+        """Tokens that the model can read at once, the end token included."""
+        config = self.model.config
+        table = getattr(config, "max_position_embeddings", None) or _NO_LIMIT
+        said = int(min(self.tokenizer.model_max_length or _NO_LIMIT, _NO_LIMIT))
+        # A sinusoid table grows on demand, so what the tokenizer says may well be more than the table's first size.
+        grows = getattr(config, "position_encoding", None) == "sinusoidal"
+        return said if grows and said < _NO_LIMIT else min(said, table)
+
+    def _language_id(self, code: str) -> int:
+        tokenizer = self.tokenizer
+        if hasattr(tokenizer, "get_lang_id"):
+            names = list(tokenizer.lang_code_to_token)
+            found = tokenizer.get_lang_id(code) if code in names else None
+        else:
+            names = list(getattr(tokenizer, "lang_code_to_id", None) or tokenizer.all_special_tokens)
+            found = tokenizer.convert_tokens_to_ids(code)
+        if found is None or found == tokenizer.unk_token_id:
+            near = [name for name in names if name.startswith(code[:2])] or difflib.get_close_matches(code, names)
+            raise ValueError(f"The tokenizer has no language {code!r}. Near it: {', '.join(near[:5]) or 'none'}.")
+        return found
+
+    # ------------------------------------------------------------------ the call
+    def __call__(
+        self, inputs: Any, *args: Any, num_workers: int | None = None, batch_size: int | None = None, **kwargs: Any
+    ) -> Any:
+        """Translate one text, or any number of them.
+
+        Args:
+            inputs: a `str` or a dict with a text in it; a list of them; or any stream of them: generator, iterator,
+                open file, `datasets.Dataset`, torch dataset.
+            kwargs: see the class.
+
+        Returns:
+            For one text, the list of its candidates, [{"translation_text": ...}]. For a list, a list with one such
+            dict per input, or one list of candidates where several are asked for. For a stream, a generator of these.
+
+        Raises:
+            ValueError: for an input that is no text, with its number; for text that is too long where that is asked.
+        """
+        if args:
+            raise TypeError(f"The pipeline takes one positional argument, the text, but got {len(args)} more.")
+        given, forward, _ = self._sanitize_parameters(**kwargs)
+        run = self._settle(given, forward.get("generate_kwargs", {}), batch_size)
+        if isinstance(inputs, (str, Mapping)):
+            return next(self._stream([inputs], run, is_single=True))
+        is_many = hasattr(inputs, "__iter__") or hasattr(inputs, "__getitem__")
+        if isinstance(inputs, (bytes, bytearray)) or not is_many:
+            raise TypeError(f"`inputs` must be text, or a list or stream of texts, not {type(inputs).__name__}.")
+        stream = self._stream(inputs, run)
+        results = (candidates if run.wanted > 1 else candidates[0] for candidates in stream)
+        return list(results) if isinstance(inputs, Sequence) else results
+
+    def _stream(self, rows: Any, run: _Run, is_single: bool = False) -> Iterator[list[dict[str, Any]]]:
+        total = len(rows) if hasattr(rows, "__len__") else None
+        # A torch dataset need not say where it ends to `iter`, but it has a length.
+        iterator = iter(rows) if hasattr(rows, "__iter__") else (rows[i] for i in range(len(rows)))
+        wanted = run.options["progress"]
+        auto = library_logging.is_progress_bar_enabled() and sys.stderr.isatty()
+        is_shown = (auto if wanted is None else wanted) and not is_single
+        bar = tqdm(
+            total=total, disable=not is_shown, delay=0 if wanted else 2, file=sys.stderr, unit="line", desc="translate"
+        )
+        # A window of one batch of one answers an interactive stream at once; otherwise sorting needs some choice.
+        size = run.batch_size * _BATCHES_PER_WINDOW if run.batch_size > 1 else 1
+        done = 0
+        with bar:
+            while window := list(islice(iterator, size)):
+                texts = [self._text_of(row, done + i + 1, run) for i, row in enumerate(window)]
+                for result in self._translate(texts, done + 1, run):
+                    bar.update(1)
+                    yield result
+                done += len(window)
+
+    def _text_of(self, row: Any, number: int, run: _Run) -> str:
+        """The text in one input, which is a string or a dict."""
+        value, column, language = row, run.options["column"], run.languages[0]
+        if isinstance(row, Mapping):
+            if column is not None:
+                for key in [column] if column in row else column.split("."):
+                    value = value.get(key) if isinstance(value, Mapping) else None
+            else:
+                texts = [name for name, one in row.items() if isinstance(one, str)]
+                names = [name for name in (language, "text", "translation") if name in row] or texts
+                if len(names) == 1 or names != texts:
+                    value = row[names[0]]
+            if isinstance(value, Mapping) and value is not row and language in value:
+                value = value[language]
+        if not isinstance(value, str):
+            found = f"a dict with {list(value)}" if isinstance(value, Mapping) else f"{type(value).__name__}"
+            hint = " Say which text to read with `column` or `src_lang`." if isinstance(row, Mapping) else ""
+            raise ValueError(f"Input {number} (counted from 1) is {found}, not text.{hint}")
+        return value
+
+    def _translate(self, texts: list[str], first: int, run: _Run) -> list[list[dict[str, Any]]]:
+        """One window of texts, in order: for each, its candidates."""
+        plans = [_cut_text(text, run.options) for text in texts]
+        pieces = [piece for plan in plans for piece, is_copied in plan if not is_copied]
+        encoded = iter(self._encode(pieces, run))
+        whole: list[list[tuple[str, list[int] | None]]] = []  # per text: pieces with their ids, or without: copied
+        for number, plan in enumerate(plans, first):
+            whole.append([])
+            for piece, is_copied in plan:
+                ids = None if is_copied else next(encoded)
+                fits = ids is None or len(ids) <= run.limit
+                whole[-1] += [(piece, ids)] if fits else self._split_long(piece, len(ids or []), number, run)
+        sources = [ids for parts in whole for _, ids in parts if ids is not None]
+        outputs: dict[int, list[Piece]] = {}
+        for batch in self._batches(sources, run):
+            model_inputs = self.preprocess([sources[i] for i in batch])
+            found = self.postprocess(self.forward(model_inputs, run=run), run, [sources[i] for i in batch])
+            outputs.update(zip(batch, found, strict=True))
+        ready = (outputs[i] for i in range(len(sources)))
+        return [
+            self._put_together(text, [(piece, next(ready) if ids is not None else [Piece(piece)], ids is None)
+                                      for piece, ids in parts], run)
+            for text, parts in zip(texts, whole, strict=True)
+        ]  # fmt: skip
+
+    def _batches(self, sources: list[list[int]], run: _Run) -> Iterator[list[int]]:
+        """Indices of the sources, longest first, in batches within both budgets."""
+        batch: list[int] = []
+        most = run.batch_size
+        for i in sorted(range(len(sources)), key=lambda i: -len(sources[i])):
+            longest = len(sources[batch[0]]) if batch else len(sources[i])
+            if not batch and run.is_scored:
+                per_row = run.beams * getattr(self.model.config, "vocab_size", 2**15) * (longest + 50)
+                most = max(1, min(run.batch_size, _SCORE_ELEMENTS // per_row))
+            if batch and (len(batch) == most or (len(batch) + 1) * longest > run.options["batch_tokens"]):
+                yield batch
+                batch = []
+            batch.append(i)
+        if batch:
+            yield batch
+
+    # ------------------------------------------------------------------ the library's three steps
+    def preprocess(self, sources: list[list[int]], **_: Any) -> dict[str, torch.Tensor]:  # type: ignore[override]
+        """Token ids of B sources as `input_ids` and `attention_mask`, both [B, S], padded on the right."""
+        pad = self.tokenizer.pad_token_id
+        pad = pad if pad is not None else getattr(self.model.config, "pad_token_id", None) or 0
+        longest = max(len(ids) for ids in sources)
+        return {
+            "input_ids": torch.tensor([ids + [pad] * (longest - len(ids)) for ids in sources]),
+            "attention_mask": torch.tensor([[1] * len(ids) + [0] * (longest - len(ids)) for ids in sources]),
+        }
+
+    def _forward(self, model_inputs: dict[str, torch.Tensor], run: _Run) -> dict[str, torch.Tensor]:  # type: ignore
+        was_training = self.model.training
+        if was_training:  # a model fresh from its constructor is; dropout would change the translation
+            self.model.eval()
+        try:
+            out = self.model.generate(**model_inputs, **run.generate)
+        finally:
+            if was_training:
+                self.model.train()
+        sequences = out if torch.is_tensor(out) else out.sequences
+        if not run.is_scored:
+            return {"sequences": sequences}
+        scores = getattr(out, "sequences_scores", None)
+        return {"sequences": sequences, "scores": self._path_scores(out, run) if scores is None else scores}
+
+    def _path_scores(self, out: Any, run: _Run) -> torch.Tensor:
+        """What a beam search would say of sequences that were found without one: [B * candidates]."""
+        chosen = out.sequences[:, -len(out.scores) :]  # [B, T]
+        steps = [one.float().log_softmax(-1).gather(-1, chosen[:, [t]]) for t, one in enumerate(out.scores)]
+        ends = self._setting(run.generate, "eos_token_id", [])
+        is_end = torch.isin(chosen, torch.tensor(ends, device=chosen.device))
+        is_open = (is_end.cumsum(-1) - is_end.long()) == 0  # up to the end token, and with it
+        length = is_open.sum(-1)
+        alpha = self._setting(run.generate, "length_penalty", 1.0)
+        is_gnmt = self._setting(run.generate, "length_penalty_type", "power") == "gnmt"
+        factor = ((5.0 + length) / 6.0) ** alpha if is_gnmt else length**alpha
+        return torch.cat(steps, dim=-1).masked_fill(~is_open, 0.0).sum(-1) / factor
+
+    def postprocess(  # type: ignore[override]
+        self, model_outputs: dict[str, torch.Tensor], run: _Run, sources: list[list[int]]
+    ) -> list[list[Piece]]:
+        """Candidates of every source, best first."""
+        rows = model_outputs["sequences"].tolist()
+        texts = self.tokenizer.batch_decode(rows, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+        scores = model_outputs["scores"].tolist() if run.is_scored else [0.0] * len(rows)
+        flags: list[tuple[str, ...]] = [()] * len(rows)
+        if run.options["return_flags"]:
+            flags = [_flags(row, sources[i // run.wanted], self.tokenizer) for i, row in enumerate(rows)]
+        pieces = [Piece(*one) for one in zip(texts, scores, flags, strict=True)]
+        groups = [pieces[i : i + run.wanted] for i in range(0, len(pieces), run.wanted)]
+        return [sorted(group, key=lambda piece: -piece.score) for group in groups]  # samples come unsorted
+
+    def _put_together(self, source: str, parts: list[tuple[str, list[Piece], bool]], run: _Run) -> list[dict[str, Any]]:
+        """Candidates of a whole text from those of its parts (source, candidates, whether copied)."""
+        found: dict[str, dict[str, Any]] = {}
+        count = max(len(candidates) for _, candidates, _ in parts)
+        for rank in range(count):
+            chosen = [candidates[min(rank, len(candidates) - 1)] for _, candidates, _ in parts]
+            text, before = "", ""
+            for (piece, _, _), one in zip(parts, chosen, strict=True):
+                text += " " + one.text if _needs_blank(before, text, one.text) else one.text
+                before = piece or before
+            scores = [one.score for one, (_, _, is_copied) in zip(chosen, parts, strict=True) if not is_copied]
+            result: dict[str, Any] = {"translation_text": text}
+            if run.is_scored:
+                result["score"] = sum(scores) / len(scores) if scores else 0.0
+            lost = self._lost_codes(source, text, run)
+            if run.options["return_flags"]:
+                result["flags"] = list(dict.fromkeys([*(flag for one in chosen for flag in one.flags), *lost]))
+            found.setdefault(text, result)
+        return list(found.values())
+
+    def _lost_codes(self, source: str, text: str, run: _Run) -> list[str]:
+        """Reserved pieces that a translation lost or doubled, where the tokenizer has such pieces."""
+        if not getattr(self.tokenizer, "reserved", None):
+            return []
+        names = ", ".join(self.tokenizer.reserved_mismatch(source, text))
+        if not names:
+            return []
+        if not run.options["return_flags"] and not self._is_loss_reported:
+            self._is_loss_reported = True
+            logger.warning("A translation lost or doubled %s. `return_flags=True` marks every such result.", names)
+        return [f"reserved: {names}"]
+
+    # ------------------------------------------------------------------ tokens, and text with too many of them
+    @contextmanager
+    def _source_language(self, code: str | None) -> Iterator[None]:
+        if code is None or not hasattr(self.tokenizer, "src_lang"):
+            yield
+            return
+        before, self.tokenizer.src_lang = self.tokenizer.src_lang, code
+        try:
+            yield
+        finally:
+            self.tokenizer.src_lang = before
+
+    def _encode(self, texts: list[str], run: _Run, is_bare: bool = False) -> list[list[int]]:
+        """Token ids of each text; `is_bare`: without prefix and special tokens."""
+        if not texts:
+            return []
+        prefix = "" if is_bare else run.options["prefix"]
+        with self._source_language(run.languages[0]):
+            return self.tokenizer(
+                [prefix + text for text in texts], add_special_tokens=not is_bare, truncation=False, verbose=False
+            )["input_ids"]
+
+    def _split_long(self, text: str, length: int, number: int, run: _Run) -> list[tuple[str, list[int] | None]]:
+        """Parts of a text that is too long, each short enough; nothing is lost between them."""
+        problem = f"Input {number} (counted from 1) has a text of {length} tokens, but the model can take {run.limit}."
+        if run.options["long_input"] == "error":
+            raise ValueError(f"{problem} Shorten it, or let it be split with `long_input='split'`.")
+        if not self._is_split_reported:
+            self._is_split_reported = True
+            logger.warning("%s It is translated in parts, as will be all others like it.", problem)
+        room = run.limit - len(self._encode([""], run)[0])
+        if room < 1:
+            raise ValueError(f"{problem} Its prefix and special tokens alone leave no room for text.")
+        parts = self._fit(text, room, run)
+        keep = [bool(i % 2) or not part.strip() for i, part in enumerate(parts)]
+        encoded = iter(self._encode([part for part, is_copied in zip(parts, keep, strict=True) if not is_copied], run))
+        return [(part, None if is_copied else next(encoded)) for part, is_copied in zip(parts, keep, strict=True)]
+
+    def _fit(self, text: str, room: int, run: _Run, level: int = 0) -> list[str]:
+        """Pieces of at most `room` tokens at the even places, what stood between them at the odd ones."""
+        if level == len(_CUTTERS):
+            middle = _safe_middle(text)
+            if not middle:
+                raise ValueError(f"{text!r} alone is more than the {room} tokens that the model has room for.")
+            halves, units, counts = [text[:middle], "", text[middle:]], [], []
+        else:
+            cuts = _CUTTERS[level](text)
+            units = [cuts[0], *(cuts[i] + cuts[i + 1] for i in range(1, len(cuts), 2))]
+            counts = [len(ids) for ids in self._encode(units, run, is_bare=True)]
+            halves, used = [cuts[0]], counts[0]
+            for i, count in enumerate(counts[1:], 1):
+                if used + count <= room:
+                    halves[-1] += units[i]
+                    used += count
+                else:
+                    halves += [cuts[2 * i - 1], cuts[2 * i]]
+                    used = count
+        sizes = [len(ids) for ids in self._encode(halves[::2], run, is_bare=True)]
+        result: list[str] = []
+        for i, part in enumerate(halves):
+            fits = i % 2 or sizes[i // 2] <= room
+            result += [part] if fits else self._fit(part, room, run, min(level + 1, len(_CUTTERS)))
+        return result
+
+
+# ---------------------------------------------------------------------- text, without any model
+def split_into_sentences(text: str) -> list[str]:
+    """Cut a text behind its sentences, by rules that hold in most languages.
+
+    Choice: where the rules are in doubt (after an abbreviation, an initial, a number of up to two digits) the text
+    stays in one piece, since a missed cut does less harm than a wrong one.
+
+    Args:
+        text (`str`): any text.
+
+    Returns:
+        `list[str]`: sentences at the even places, the blanks between them at the odd ones; joined, they are the text.
+    """
+    parts, start = [], 0
+    for match in _SENTENCE_END.finditer(text):
+        if match.end() == len(text):
+            break
+        following = text[match.end() : match.end() + 8].lstrip(_OPENERS)[:1]
+        if match.group(1):
+            if following.islower():
+                continue
+            before = text[max(start, match.start() - 40) : match.start()].split()
+            if match.group(1) == "." and before and _is_abbreviated(before[-1].lstrip(_OPENERS), following):
+                continue
+        end = match.start(2) if match.group(1) else match.start(4)
+        parts += [text[start:end], text[end : match.end()]]
+        start = match.end()
+    return [*parts, text[start:]]
+
+
+def _is_abbreviated(word: str, following: str) -> bool:
+    """Whether a full stop after `word` is rather part of it than the end of a sentence."""
+    lower = word.lower()
+    if (len(word) == 1 and lower != word.upper()) or re.fullmatch(r"(\w\.)+\w|\d\d?", word):  # J. | z.B. | 3.
+        return True
+    before_number = following.isdigit() and _ABBREVIATION_BEFORE_NUMBER.fullmatch(lower)
+    return bool(before_number or _ABBREVIATION.fullmatch(lower))
+
+
+# Ever finer cuts; each gives pieces at the even places and what stood between them at the odd ones.
+_CUTTERS: list[Callable[[str], list[str]]] = [split_into_sentences, _CLAUSE_END.split, re.compile(r"(\s+)").split]
+
+
+def _safe_middle(text: str) -> int:
+    """A place to cut in two, near the middle and never before a mark that belongs to the letter in front; 0: none."""
+    places = (m.start() for m in re.finditer(r"(?<!\u200d)[^\u200d\ufe00-\ufe0f\U0001f3fb-\U0001f3ff]", text))
+    inside = [i for i in places if i and not unicodedata.category(text[i]).startswith("M")]
+    return min(inside, key=lambda i: abs(i - len(text) // 2), default=0)
+
+
+def _cut_text(text: str, options: Mapping[str, Any]) -> list[tuple[str, bool]]:
+    """A text as its pieces, each with whether it is copied: line ends, blanks, what has nothing to translate."""
+    if options["lines"] == "keep":
+        units = re.split(r"(\r?\n)", text)
+    else:
+        body = text.strip("\r\n")
+        start = text.index(body)
+        paragraphs = re.split(r"(\r?\n(?:[ \t]*\r?\n)+)", body)
+        units = [part if i % 2 else _unwrap(part) for i, part in enumerate(paragraphs)]
+        units = ["", text[:start], *units, text[start + len(body) :], ""]
+    parts: list[tuple[str, bool]] = []
+    for i, unit in enumerate(units):
+        if i % 2:
+            parts.append((unit, True))
+        elif not unit.strip():
+            parts.append(("", True))
+        else:
+            sentences = split_into_sentences(unit) if options["split_sentences"] else [unit]
+            for j, part in enumerate(sentences):
+                parts.append((part, bool(j % 2) or (options["passthrough"] and not _has_words(part))))
+    return parts
+
+
+def _unwrap(paragraph: str) -> str:
+    """Lines of one paragraph as one line; Chinese and Japanese lines meet without a blank."""
+    joined = " ".join(line.strip() for line in paragraph.split("\n"))
+    return re.sub(rf"(?<=[{_CJK}]) (?=[{_CJK}])", "", joined) if "\n" in paragraph else paragraph
+
+
+def _has_words(text: str) -> bool:
+    """Whether there is anything to translate: a letter, in something else than an address or phonetic writing."""
+    bare = text.strip()
+    if not any(letter.isalpha() for letter in bare) or _ADDRESS.fullmatch(bare):
+        return False
+    if not _PHONETIC.fullmatch(bare) or bare != bare.lower():  # phonetic letters have no capitals
+        return True
+    has_stress = any(mark in bare for mark in "ˈˌːˑ")
+    return not has_stress and (" " in bare or not any("\u0250" <= letter <= "\u02af" for letter in bare))
+
+
+def _needs_blank(source: str, before: str, after: str) -> bool:
+    """Whether pieces that met without a blank in Chinese or Japanese need one in the language of the translation."""
+    if not source or source[-1] not in _CJK_MARKS + "」』）》】”" or not before or not after:
+        return False
+    return not any(letter.isspace() or re.match(f"[{_CJK}]", letter) for letter in (before[-1], after[0]))
+
+
+def _flags(row: list[int], source: list[int], tokenizer: Any) -> tuple[str, ...]:
+    """What looks wrong about one translation, by its token ids and its source's."""
+    special = set(tokenizer.all_special_ids)
+    out, src = [one for one in row if one not in special], [one for one in source if one not in special]
+    flags = ["length_ratio"] if len(out) + 1 > 3 * (len(src) + 1) else []
+    return (*flags, "repetition") if _repeats(out) and not _repeats(src) else tuple(flags)
+
+
+def _repeats(ids: Sequence[int], times: int = 4, longest: int = 8) -> bool:
+    """Whether a block of at most `longest` tokens stands `times` times in a row."""
+    for width in range(1, longest + 1):
+        run = 0
+        for i in range(width, len(ids)):
+            run = run + 1 if ids[i] == ids[i - width] else 0
+            if run == width * (times - 1):
+                return True
+    return False
+
+
+def _direction(task: str) -> tuple[str, str] | None:
+    """("en", "de") for "translation_en_to_de"."""
+    match = re.fullmatch(r"translation_(.+?)_to_(.+)", task)
+    return (match.group(1), match.group(2)) if match else None
+
+
+def register_translation_task() -> None:
+    """Bring "translation" and "translation_xx_to_yy" back to `transformers.pipeline`, for every seq2seq model.
+
+    transformers 5 removed the task and refuses its name before it looks into its registry. This takes the name off
+    that list of removed tasks, registers the pipeline above unless one is registered already, and teaches the
+    registry the names with languages in them. It also gives transformers an empty `TFPreTrainedModel`, since
+    `evaluate.evaluator` still asks whether a model is one. Calling it again changes nothing.
+    """
+    registry = pipelines.PIPELINE_REGISTRY
+    if "translation" not in registry.supported_tasks:
+        registry.register_pipeline(
+            "translation",
+            pipeline_class=VaswaniTranslationPipeline,
+            pt_model=transformers.AutoModelForSeq2SeqLM,
+            type="text",
+        )
+        # With this mark a saved pipeline would demand `trust_remote_code`, for models of the library as well. The
+        # models that need their code beside them have it through their configuration.
+        del VaswaniTranslationPipeline._registered_impl  # type: ignore[attr-defined]
+    getattr(pipelines, "REMOVED_TASKS", {}).pop("translation", None)
+    if not getattr(registry.check_task, "knows_directions", False):
+        plain: Any = registry.check_task
+
+        def check_task(task: str) -> tuple[str, dict, Any]:
+            direction = None if task in registry.supported_tasks else _direction(task)
+            return (*plain("translation")[:2], direction) if direction else plain(task)
+
+        check_task.knows_directions = True  # type: ignore[attr-defined]
+        registry.check_task = check_task  # type: ignore[method-assign]
+    if not hasattr(transformers, "TFPreTrainedModel"):
+        transformers.TFPreTrainedModel = type("TFPreTrainedModel", (), {})  # type: ignore[attr-defined]
