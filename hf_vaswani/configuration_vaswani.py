@@ -178,6 +178,20 @@ class VaswaniConfig(PreTrainedConfig):
         return cls(**{**PRESETS[name], **changes})
 
     @classmethod
+    def get_config_dict(cls, pretrained_model_name_or_path: Any, **kwargs: Any) -> Any:
+        # The library goes on with default values where config.json is missing, and only warns of another architecture.
+        config_dict, kwargs = super().get_config_dict(pretrained_model_name_or_path, **kwargs)
+        if not config_dict:
+            raise OSError(f"{pretrained_model_name_or_path} has no config.json, so the model's shape is not known.")
+        found = config_dict.get("model_type", cls.model_type)
+        if found != cls.model_type:
+            raise ValueError(
+                f"{pretrained_model_name_or_path} holds a model of type {found!r}, not {cls.model_type!r}. Load it "
+                "with AutoModelForSeq2SeqLM, or convert it with `hf-vaswani import`."
+            )
+        return config_dict, kwargs
+
+    @classmethod
     def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:
         # Other tools add keys of their own to a saved config; they are kept as attributes. Only a key that looks
         # like a misspelt field of ours is refused, by the constructor.

@@ -101,7 +101,7 @@ class SentenceLimit(StoppingCriteria):
         self.limits = limits
         self.prompt_length: int | None = None
 
-    def __call__(self, input_ids: torch.LongTensor, scores: Any, **kwargs: Any) -> torch.BoolTensor:
+    def __call__(self, input_ids: torch.LongTensor, scores: Any, **kwargs: Any) -> Any:
         if self.prompt_length is None:
             self.prompt_length = input_ids.shape[1] - 1  # the first call comes after the first new token
         new_tokens = input_ids.shape[1] - self.prompt_length
@@ -119,7 +119,7 @@ class ForcedPrefix(LogitsProcessor):
     def __init__(self, prefix: list[int], prompt_length: int):
         self.prefix, self.prompt_length = prefix, prompt_length
 
-    def __call__(self, input_ids: torch.LongTensor, scores: torch.FloatTensor) -> torch.FloatTensor:
+    def __call__(self, input_ids: torch.LongTensor, scores: torch.FloatTensor) -> Any:
         step = input_ids.shape[1] - self.prompt_length
         if step >= len(self.prefix):
             return scores
@@ -130,6 +130,8 @@ class ForcedPrefix(LogitsProcessor):
 
 class VaswaniGenerationMixin(GenerationMixin):
     """`generate()` of the paper; every argument of the library's `generate()` still works."""
+
+    config: Any
 
     def generate(
         self,
@@ -204,7 +206,7 @@ class VaswaniGenerationMixin(GenerationMixin):
         if kind not in _PENALTY_TYPES:
             raise ValueError(f"`length_penalty_type` must be one of {_PENALTY_TYPES}, got {kind!r}.")
         rest = {key: value for key, value in kwargs.items() if key not in _OWN_FIELDS}
-        prepared, model_kwargs = super()._prepare_generation_config(generation_config, **rest)
+        prepared, model_kwargs = super()._prepare_generation_config(generation_config, **rest)  # type: ignore[misc]
         for name, value in own.items():
             setattr(prepared, name, value)
         return prepared, model_kwargs
@@ -217,12 +219,14 @@ class VaswaniGenerationMixin(GenerationMixin):
                 f"A translation of {longest} tokens was asked for, but the learned position table has {rows} rows "
                 "(`max_position_embeddings`). Ask for fewer, or use a model with sinusoidal positions."
             )
-        super()._validate_generated_length(generation_config, *args)
+        super()._validate_generated_length(generation_config, *args)  # type: ignore[misc]
 
     def _get_logits_processor(
-        self, generation_config: GenerationConfig, input_ids_seq_length: int | None = None, *args: Any, **kwargs: Any
+        self, generation_config: Any, input_ids_seq_length: int | None = None, *args: Any, **kwargs: Any
     ) -> LogitsProcessorList:
-        processors = super()._get_logits_processor(generation_config, input_ids_seq_length, *args, **kwargs)
+        processors = super()._get_logits_processor(  # type: ignore[misc]
+            generation_config, input_ids_seq_length, *args, **kwargs
+        )
         prefix = generation_config.forced_prefix_ids
         if prefix:
             outside = [one for one in prefix if not 0 <= one < self.config.vocab_size]
@@ -231,12 +235,12 @@ class VaswaniGenerationMixin(GenerationMixin):
             processors.append(ForcedPrefix(list(prefix), input_ids_seq_length or 1))
         return processors
 
-    def _beam_search(
+    def _beam_search(  # type: ignore[override]
         self,
         input_ids: torch.LongTensor,
         logits_processor: LogitsProcessorList,
         stopping_criteria: StoppingCriteriaList,
-        generation_config: GenerationConfig,
+        generation_config: Any,
         **kwargs: Any,
     ) -> Any:
         # `generation_config` is generate()'s own copy, so nothing of this is left behind on the model.
@@ -249,7 +253,7 @@ class VaswaniGenerationMixin(GenerationMixin):
         # The beam indices tell where each hypothesis ends; without them an end token cannot be told from filling.
         wants_dict = generation_config.return_dict_in_generate
         generation_config.return_dict_in_generate = True
-        result = super()._beam_search(
+        result: Any = super()._beam_search(  # type: ignore[misc]
             input_ids,
             logits_processor=logits_processor,
             stopping_criteria=stopping_criteria,
@@ -263,7 +267,9 @@ class VaswaniGenerationMixin(GenerationMixin):
             new_tokens.masked_fill_(result.beam_indices[:, : new_tokens.shape[1]] < 0, int(pad))
         return result if wants_dict else result.sequences
 
-    def _get_top_k_continuations(self, accumulated_log_probs: torch.Tensor, **kwargs: Any) -> Any:
+    def _get_top_k_continuations(  # type: ignore[override]
+        self, accumulated_log_probs: torch.Tensor, **kwargs: Any
+    ) -> Any:
         continued = super()._get_top_k_continuations(accumulated_log_probs, **kwargs)
         if torch.isnan(continued[0]).any():
             step = kwargs["cur_len"] - kwargs["decoder_prompt_len"] + 1

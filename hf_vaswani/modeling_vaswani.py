@@ -5,6 +5,7 @@ F d_ff, V vocabulary.
 """
 
 import math
+import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +14,7 @@ from torch import nn
 from transformers import initialization as init
 from transformers.activations import ACT2FN
 from transformers.cache_utils import Cache, DynamicCache, EncoderDecoderCache
-from transformers.generation import GenerationMixin
+from transformers.generation import GenerationConfig, GenerationMixin
 from transformers.masking_utils import create_bidirectional_mask, create_causal_mask
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_outputs import (
@@ -63,6 +64,8 @@ def sinusoid_table(length: int, d_model: int, layout: str = "interleaved") -> to
 class VaswaniSinusoid(nn.Module):
     """Looks positions up in a sinusoid table that is never saved, always float32, and grows on demand."""
 
+    table: torch.Tensor
+
     def __init__(self, config: VaswaniConfig):
         super().__init__()
         self.d_model, self.layout = config.d_model, config.sinusoid_layout
@@ -91,7 +94,7 @@ class VaswaniLearnedPositions(nn.Embedding):
     def __init__(self, config: VaswaniConfig):
         super().__init__(config.max_position_embeddings, config.d_model)
 
-    def forward(self, position_ids: torch.Tensor, length: int) -> torch.Tensor:
+    def forward(self, position_ids: torch.Tensor, length: int) -> torch.Tensor:  # type: ignore[override]
         if length > self.num_embeddings:
             raise ValueError(
                 f"The sequence has {length} positions, but the learned position table has {self.num_embeddings} rows "
@@ -157,7 +160,7 @@ class VaswaniAttention(nn.Module):
     Source: Vaswani et al. 2017, section 3.2.2.
     """
 
-    def __init__(self, config: VaswaniConfig, is_causal: bool = False, layer_idx: int | None = None):
+    def __init__(self, config: VaswaniConfig, is_causal: bool = False, layer_idx: int = 0):
         super().__init__()
         self.config = config
         self.layer_idx = layer_idx
@@ -175,15 +178,13 @@ class VaswaniAttention(nn.Module):
     def split_heads(self, x: torch.Tensor, width: int) -> torch.Tensor:
         return x.view(*x.shape[:-1], -1, width).transpose(1, 2)  # [B, L, H*K] -> [B, H, L, K]
 
-    def keys_and_values(
-        self, states: torch.Tensor, is_cross: bool, cache: Cache | None
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def keys_and_values(self, states: torch.Tensor, is_cross: bool, cache: Any) -> tuple[torch.Tensor, torch.Tensor]:
         """Project the attended states, or take them from the cache: [B, H, S, d_k] and [B, H, S, d_v]."""
         if isinstance(cache, EncoderDecoderCache):
             if is_cross and cache.is_updated.get(self.layer_idx):
-                layer = cache.cross_attention_cache.layers[self.layer_idx]
+                layer: Any = cache.cross_attention_cache.layers[self.layer_idx]
                 return layer.keys, layer.values
-            own = cache.cross_attention_cache if is_cross else cache.self_attention_cache
+            own: Any = cache.cross_attention_cache if is_cross else cache.self_attention_cache
         else:
             own = None if is_cross else cache
         key = self.split_heads(self.k_proj(states), self.d_k)
@@ -203,9 +204,9 @@ class VaswaniAttention(nn.Module):
         cache: Cache | None = None,
         **kwargs: Any,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        is_cross = key_value_states is not None
         query = self.split_heads(self.q_proj(hidden_states), self.d_k)  # [B, H, T, d_k]
-        key, value = self.keys_and_values(key_value_states if is_cross else hidden_states, is_cross, cache)
+        attended = hidden_states if key_value_states is None else key_value_states
+        key, value = self.keys_and_values(attended, key_value_states is not None, cache)
         attend = ALL_ATTENTION_FUNCTIONS.get_interface(self.config._attn_implementation, eager_attention_forward)
         heads, weights = attend(
             self, query, key, value, attention_mask,
@@ -349,13 +350,34 @@ class VaswaniPreTrainedModel(PreTrainedModel):
         (the encoder of a whole model, say) leaves the rest of the file alone.
 
         Raises:
-            ValueError: naming the keys, or the model type where the folder holds another architecture.
+            ValueError: naming the keys, the model type where the folder holds another architecture, or damaged weights.
+            RuntimeError: naming the tensors whose shape is not that of the configuration.
+            OSError: for a file that is missing, or is not JSON.
         """
         if pretrained_model_name_or_path is None:
             return super().from_pretrained(pretrained_model_name_or_path, *args, **kwargs)
         wants_info = kwargs.pop("output_loading_info", False)
-        model, info = super().from_pretrained(pretrained_model_name_or_path, *args, output_loading_info=True, **kwargs)
+        allows_other_shapes = kwargs.pop("ignore_mismatched_sizes", False)
+        kwargs.update(output_loading_info=True, ignore_mismatched_sizes=True)
+        try:
+            loaded: Any = super().from_pretrained(pretrained_model_name_or_path, *args, **kwargs)
+        except Exception as error:
+            if type(error).__name__ != "SafetensorError":
+                raise
+            raise ValueError(
+                f"The weights at {pretrained_model_name_or_path} are damaged or were only half written ({error}). Save "
+                "or download them again."
+            ) from error
+        model, info = loaded
+        if info["mismatched_keys"] and not allows_other_shapes:
+            shapes = [f"{key} {tuple(saved)}, not {tuple(own)}" for key, saved, own in sorted(info["mismatched_keys"])]
+            raise RuntimeError(
+                f"The checkpoint at {pretrained_model_name_or_path} has other shapes than its config.json asks for: "
+                f"{'; '.join(shapes)}."
+            )
         if cls.can_generate() and model.generation_config._from_model_config:
+            if os.path.isfile(os.path.join(pretrained_model_name_or_path, "generation_config.json")):
+                GenerationConfig.from_pretrained(pretrained_model_name_or_path)  # says what is wrong with the file
             # No generation_config.json: the library has put its own defaults, not the paper's.
             model.generation_config = paper_generation_config(model.config)
         if wants_info:
@@ -372,12 +394,28 @@ class VaswaniPreTrainedModel(PreTrainedModel):
             )
         return model
 
-    def make_positions(self) -> nn.Module:
-        is_learned = self.config.position_encoding == "learned"
-        return VaswaniLearnedPositions(self.config) if is_learned else VaswaniSinusoid(self.config)
 
-    def embed(self, input_ids: torch.Tensor) -> torch.Tensor:
+class VaswaniStack(VaswaniPreTrainedModel):
+    """What encoder and decoder share: embeddings, positions, N layers, and for descendants a last norm."""
+
+    def __init__(self, config: VaswaniConfig, layer: type[nn.Module], layer_count: int, vocab_size: int):
+        super().__init__(config)
+        is_learned = config.position_encoding == "learned"
+        self.embed_tokens = nn.Embedding(vocab_size, config.d_model)
+        self.embed_positions = VaswaniLearnedPositions(config) if is_learned else VaswaniSinusoid(config)
+        self.layers = nn.ModuleList([layer(config, n) for n in range(layer_count)])
+        self.layer_norm = nn.LayerNorm(config.d_model, config.layer_norm_eps) if config.has_final_norm else None
+        self.gradient_checkpointing = False
+        self.post_init()
+
+    def embed(self, input_ids: torch.Tensor | None, inputs_embeds: torch.Tensor | None) -> torch.Tensor:
         """Look token ids up, with a plain message for an id that has no row: [B, L] -> [B, L, D]."""
+        if (input_ids is None) == (inputs_embeds is None):
+            side = "decoder_" if isinstance(self, VaswaniDecoder) else ""
+            raise ValueError(f"Pass exactly one of `{side}input_ids` and `{side}inputs_embeds`.")
+        if input_ids is None:
+            assert inputs_embeds is not None
+            return inputs_embeds
         if is_torchdynamo_compiling() or input_ids.device.type != "cpu":
             return self.embed_tokens(input_ids)
         try:
@@ -390,38 +428,30 @@ class VaswaniPreTrainedModel(PreTrainedModel):
                 "Do tokenizer and model belong together? `resize_token_embeddings` adds rows for added tokens."
             ) from None
 
-    def embed_and_place(self, inputs_embeds: torch.Tensor, position_ids: torch.Tensor, length: int) -> torch.Tensor:
-        """Dropout(sqrt(d_model) E + PE) (sections 3.4, 3.5 and 5.4): [B, L, D] -> [B, L, D]."""
+    def place(self, inputs_embeds: torch.Tensor, position_ids: torch.Tensor, length: int) -> torch.Tensor:
+        """Dropout(sqrt(d_model) E + PE), [B, L, D] -> [B, L, D].
+
+        Source: Vaswani et al. 2017, sections 3.4, 3.5 and 5.4.
+        """
         if self.config.scale_embedding:
             inputs_embeds = inputs_embeds * math.sqrt(self.config.d_model)
         placed = inputs_embeds + self.embed_positions(position_ids, length).to(inputs_embeds)
         return nn.functional.dropout(placed, p=self.config.dropout, training=self.training)
 
 
-def one_of(input_ids: Any, inputs_embeds: Any, prefix: str = "") -> None:
-    if (input_ids is None) == (inputs_embeds is None):
-        raise ValueError(f"Pass exactly one of `{prefix}input_ids` and `{prefix}inputs_embeds`.")
-
-
-class VaswaniEncoder(VaswaniPreTrainedModel):
+class VaswaniEncoder(VaswaniStack):
     """A stack of N encoder layers (section 3.1)."""
 
     _can_record_outputs = {"hidden_states": VaswaniEncoderLayer, "attentions": VaswaniAttention}
 
     def __init__(self, config: VaswaniConfig):
-        super().__init__(config)
-        self.embed_tokens = nn.Embedding(config.encoder_vocab_size, config.d_model)
-        self.embed_positions = self.make_positions()
-        self.layers = nn.ModuleList([VaswaniEncoderLayer(config, i) for i in range(config.encoder_layers)])
-        self.layer_norm = nn.LayerNorm(config.d_model, config.layer_norm_eps) if config.has_final_norm else None
-        self.gradient_checkpointing = False
-        self.post_init()
+        super().__init__(config, VaswaniEncoderLayer, config.encoder_layers, config.encoder_vocab_size)
 
     @merge_with_config_defaults
     @capture_outputs
     def forward(
         self,
-        input_ids: torch.LongTensor | None = None,
+        input_ids: torch.Tensor | None = None,
         attention_mask: torch.Tensor | None = None,
         inputs_embeds: torch.Tensor | None = None,
         **kwargs: Any,
@@ -432,16 +462,14 @@ class VaswaniEncoder(VaswaniPreTrainedModel):
             attention_mask (`torch.Tensor`, *optional*): [B, S], 1 for real tokens; positions are counted over them.
             inputs_embeds (`torch.Tensor`, *optional*): [B, S, D], before the multiplication by sqrt(d_model).
         """
-        one_of(input_ids, inputs_embeds)
-        if inputs_embeds is None:
-            self.refuse_padding_without_mask(input_ids, attention_mask)
-            inputs_embeds = self.embed(input_ids)
+        self.refuse_padding_without_mask(input_ids, attention_mask)
+        inputs_embeds = self.embed(input_ids, inputs_embeds)
         length = inputs_embeds.shape[1]
         if attention_mask is not None and attention_mask.dim() == 2:
             position_ids = positions_from_mask(attention_mask)  # [B, S]
         else:
             position_ids = torch.arange(length, device=inputs_embeds.device)  # [S]
-        hidden_states = self.embed_and_place(inputs_embeds, position_ids, length)
+        hidden_states = self.place(inputs_embeds, position_ids, length)
         mask = create_bidirectional_mask(
             config=self.config, inputs_embeds=inputs_embeds, attention_mask=attend_somewhere(attention_mask)
         )
@@ -451,9 +479,9 @@ class VaswaniEncoder(VaswaniPreTrainedModel):
             hidden_states = self.layer_norm(hidden_states)
         return BaseModelOutput(last_hidden_state=hidden_states)
 
-    def refuse_padding_without_mask(self, input_ids: torch.Tensor, attention_mask: torch.Tensor | None) -> None:
+    def refuse_padding_without_mask(self, input_ids: torch.Tensor | None, attention_mask: torch.Tensor | None) -> None:
         pad = self.config.pad_token_id
-        if attention_mask is not None or pad is None or is_torchdynamo_compiling():
+        if input_ids is None or attention_mask is not None or pad is None or is_torchdynamo_compiling():
             return
         padded_rows = int((input_ids == pad).any(dim=-1).sum())
         if padded_rows:
@@ -463,7 +491,7 @@ class VaswaniEncoder(VaswaniPreTrainedModel):
             )
 
 
-class VaswaniDecoder(VaswaniPreTrainedModel):
+class VaswaniDecoder(VaswaniStack):
     """A stack of N decoder layers (section 3.1)."""
 
     _can_record_outputs = {
@@ -473,20 +501,14 @@ class VaswaniDecoder(VaswaniPreTrainedModel):
     }
 
     def __init__(self, config: VaswaniConfig):
-        super().__init__(config)
-        self.embed_tokens = nn.Embedding(config.vocab_size, config.d_model)
-        self.embed_positions = self.make_positions()
-        self.layers = nn.ModuleList([VaswaniDecoderLayer(config, i) for i in range(config.decoder_layers)])
-        self.layer_norm = nn.LayerNorm(config.d_model, config.layer_norm_eps) if config.has_final_norm else None
-        self.gradient_checkpointing = False
-        self.post_init()
+        super().__init__(config, VaswaniDecoderLayer, config.decoder_layers, config.vocab_size)
 
     @merge_with_config_defaults
     @capture_outputs
     @deprecate_kwarg("past_key_values", "5.40.0", new_name="cache")
     def forward(
         self,
-        input_ids: torch.LongTensor | None = None,
+        input_ids: torch.Tensor | None = None,
         attention_mask: torch.Tensor | None = None,
         encoder_hidden_states: torch.Tensor | None = None,
         encoder_attention_mask: torch.Tensor | None = None,
@@ -502,9 +524,7 @@ class VaswaniDecoder(VaswaniPreTrainedModel):
             encoder_hidden_states (`torch.Tensor`): [B, S, D]. encoder_attention_mask: [B, S].
             cache (`Cache`, *optional*): keys and values of earlier columns.
         """
-        one_of(input_ids, inputs_embeds, "decoder_")
-        if inputs_embeds is None:
-            inputs_embeds = self.embed(input_ids)
+        inputs_embeds = self.embed(input_ids, inputs_embeds)
         if use_cache and cache is None:
             cache = EncoderDecoderCache(DynamicCache(config=self.config), DynamicCache(config=self.config))
         own_cache = cache.self_attention_cache if isinstance(cache, EncoderDecoderCache) else cache
@@ -517,7 +537,7 @@ class VaswaniDecoder(VaswaniPreTrainedModel):
             position_ids = torch.arange(length, device=inputs_embeds.device) + past  # [T]
         # A static cache counts its columns in a tensor; its size is the bound that needs no look inside.
         reach = past + length if isinstance(past, int) else own_cache.get_max_length()
-        hidden_states = self.embed_and_place(inputs_embeds, position_ids, reach)
+        hidden_states = self.place(inputs_embeds, position_ids, reach)
 
         causal_mask = create_causal_mask(
             config=self.config, inputs_embeds=inputs_embeds, attention_mask=attention_mask, cache=own_cache
@@ -572,7 +592,7 @@ class VaswaniModel(VaswaniPreTrainedModel):
     def get_input_embeddings(self) -> nn.Module:
         return self.shared
 
-    def set_input_embeddings(self, value: nn.Module) -> None:
+    def set_input_embeddings(self, value: Any) -> None:
         self.shared = value
         self.decoder.embed_tokens = value
         if self.config.ties_source_and_target:
@@ -582,11 +602,11 @@ class VaswaniModel(VaswaniPreTrainedModel):
     @deprecate_kwarg("past_key_values", "5.40.0", new_name="cache")
     def forward(
         self,
-        input_ids: torch.LongTensor | None = None,
+        input_ids: torch.Tensor | None = None,
         attention_mask: torch.Tensor | None = None,
-        decoder_input_ids: torch.LongTensor | None = None,
+        decoder_input_ids: torch.Tensor | None = None,
         decoder_attention_mask: torch.Tensor | None = None,
-        encoder_outputs: BaseModelOutput | tuple[torch.Tensor, ...] | None = None,
+        encoder_outputs: Any = None,
         cache: Cache | None = None,
         inputs_embeds: torch.Tensor | None = None,
         decoder_inputs_embeds: torch.Tensor | None = None,
@@ -665,8 +685,10 @@ def label_smoothed_cross_entropy(
     return total / num_items_in_batch
 
 
-def shift_right(labels: torch.Tensor, decoder_start_token_id: int, pad_token_id: int | None) -> torch.Tensor:
+def shift_right(labels: torch.Tensor, decoder_start_token_id: int | None, pad_token_id: int | None) -> torch.Tensor:
     """What the decoder reads so that column t predicts label t: the start token, then labels but the last: [B, T]."""
+    if decoder_start_token_id is None:
+        raise ValueError("`decoder_start_token_id` is None, so the decoder has nothing to start from; set it.")
     shifted = torch.cat([torch.full_like(labels[:, :1], decoder_start_token_id), labels[:, :-1]], dim=1)
     filler = pad_token_id if pad_token_id is not None else decoder_start_token_id
     return shifted.masked_fill(shifted == -100, filler)
@@ -706,15 +728,15 @@ class VaswaniForConditionalGeneration(VaswaniPreTrainedModel, VaswaniGenerationM
     @deprecate_kwarg("past_key_values", "5.40.0", new_name="cache")
     def forward(
         self,
-        input_ids: torch.LongTensor | None = None,
+        input_ids: torch.Tensor | None = None,
         attention_mask: torch.Tensor | None = None,
-        decoder_input_ids: torch.LongTensor | None = None,
+        decoder_input_ids: torch.Tensor | None = None,
         decoder_attention_mask: torch.Tensor | None = None,
-        encoder_outputs: BaseModelOutput | tuple[torch.Tensor, ...] | None = None,
+        encoder_outputs: Any = None,
         cache: Cache | None = None,
         inputs_embeds: torch.Tensor | None = None,
         decoder_inputs_embeds: torch.Tensor | None = None,
-        labels: torch.LongTensor | None = None,
+        labels: torch.Tensor | None = None,
         use_cache: bool | None = None,
         num_items_in_batch: torch.Tensor | int | None = None,
         logits_to_keep: int | torch.Tensor = 0,

@@ -12,8 +12,8 @@ import re
 import sys
 import unicodedata
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from itertools import islice
+from itertools import accumulate, islice
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import torch
@@ -41,7 +41,7 @@ _CJK = "\u2e80-\u9fff\uac00-\ud7af\uf900-\ufaff\uff00-\uffef"
 _CJK_MARKS = "。！？｡，、；："
 # End marks with the closing quotes and brackets behind them, then blanks; Chinese and Japanese need no blank.
 _SENTENCE_END = re.compile(
-    r"([.!?…؟۔।։]+(?:[\"'”’»›)\]]|[ \u00a0\u202f][»›])*)(\s+)|([。！？｡]+[\"'”’」』）》】]*)(\s*)"
+    r"([.!?…؟۔।։]+(?:[\"'”“’‘»›)\]]|[ \u00a0\u202f][»›])*)(\s+)|([。！？｡]+[\"'”’」』）》】]*)(\s*)"
 )
 _OPENERS = "\"'“„«‹‘‚([¿¡-–— \u00a0\u202f"
 _ABBREVIATION = re.compile(
@@ -50,6 +50,7 @@ _ABBREVIATION = re.compile(
 )
 _ABBREVIATION_BEFORE_NUMBER = re.compile("no|nr|vol|pp?|art|abs|kap|sec|ch|par")
 _CLAUSE_END = re.compile(rf"((?<=[,;:،؛–—])\s+|(?<=[{_CJK_MARKS}]))")
+_BLANK_LINES = re.compile(r"(\r?\n(?:[ \t]*\r?\n)+)")
 _ADDRESS = re.compile(r"(?:[a-z][a-z0-9+.-]*://|www\.|mailto:)\S+|[^\s@]+@[^\s@]+\.[^\s@]+", re.IGNORECASE)
 _PHONETIC = re.compile(r"\[[^\]]*\]|/[^/]*/")
 
@@ -60,19 +61,6 @@ class Piece(NamedTuple):
     text: str
     score: float = 0.0
     flags: tuple[str, ...] = ()
-
-
-class _Run(NamedTuple):
-    """All that one call of the pipeline has settled before its first input."""
-
-    options: dict[str, Any]
-    generate: dict[str, Any]
-    languages: tuple[str | None, str | None]
-    batch_size: int
-    wanted: int
-    beams: int
-    is_scored: bool
-    limit: int
 
 
 class VaswaniTranslationPipeline(Pipeline):
@@ -155,53 +143,51 @@ class VaswaniTranslationPipeline(Pipeline):
         for name, allowed in _CHOICES.items():
             if options.get(name, allowed[0]) not in allowed:
                 raise ValueError(f"`{name}` must be one of {allowed}, got {options[name]!r}.")
-        if options.get("batch_tokens", 1) < 1:
-            raise ValueError(f"`batch_tokens` must be at least 1, got {options['batch_tokens']!r}.")
         return options, {"generate_kwargs": generate} if generate else {}, {}
 
-    def _settle(self, given: dict[str, Any], generate: dict[str, Any], batch_size: int | None) -> _Run:
+    def _settle(self, given: dict[str, Any], generate: dict[str, Any], batch_size: int | None) -> SimpleNamespace:
         """Everything that a call needs to know, from its own arguments, the constructor's, the task and the model."""
-        options = {**_DEFAULTS, **self._preprocess_params, **given}
-        explicit = (options["src_lang"], options["tgt_lang"])
+        run = SimpleNamespace(**{**_DEFAULTS, **self._preprocess_params, **given})
+        explicit = run.src_lang is not None or run.tgt_lang is not None
         named = _direction(self.task) or (None, None)
-        languages = (explicit[0] or named[0], explicit[1] or named[1])
-        for_task = (getattr(self.model.config, "task_specific_params", None) or {}).get(
-            self.task if explicit == (None, None) else "translation_{}_to_{}".format(*languages), {}
-        )
-        if options["prefix"] is None:
-            options["prefix"] = for_task.get("prefix", self.prefix) or ""
-        known = vars(GenerationConfig())
-        extra = {name: value for name, value in for_task.items() if name in known}
+        run.language, tgt_lang = run.src_lang or named[0], run.tgt_lang or named[1]
+        task = f"translation_{run.language}_to_{tgt_lang}" if explicit else self.task
+        for_task = (getattr(self.model.config, "task_specific_params", None) or {}).get(task, {})
+        if run.prefix is None:
+            run.prefix = for_task.get("prefix", self.prefix) or ""
         settled = self._get_set_generation_params({**self._generate_kwargs, **generate})
-        extra = {name: value for name, value in extra.items() if name not in settled}
+        extra = {key: for_task[key] for key in for_task.keys() & vars(GenerationConfig()).keys() - settled.keys()}
         if "max_new_tokens" in settled:
             extra.pop("max_length", None)
-        if hasattr(self.tokenizer, "src_lang"):
-            ids = [self._language_id(code) if code is not None else None for code in languages]
-            forced = {**({} if explicit[1] is not None else self._generate_kwargs), **generate}
+        run.is_multilingual = hasattr(self.tokenizer, "src_lang")
+        # Without languages, `src_lang` can still say which text of a row to read.
+        run.needs_rows = run.src_lang is not None and not run.is_multilingual and not for_task
+        if run.is_multilingual:
+            ids = [self._language_id(code) for code in (run.language, tgt_lang)]
+            forced = {**({} if run.tgt_lang else self._generate_kwargs), **generate}
             if ids[1] is not None and "forced_bos_token_id" not in forced:
                 extra["forced_bos_token_id"] = ids[1]
-        elif explicit[1] is not None and not for_task:
-            raise ValueError(f"`tgt_lang` is {explicit[1]!r}, but this model's tokenizer knows no languages.")
-        size = 32 if self._batch_size is None else self._batch_size
-        size = size if batch_size is None else batch_size
-        if size < 1:
-            raise ValueError(f"`batch_size` must be at least 1, got {size}.")
-        ready = self._prepare_generate_kwargs(generate, **extra)
-        wanted = self._setting(ready, "num_return_sequences", 1)
-        beams = self._setting(ready, "num_beams", 1)
-        if wanted > beams and not (beams == 1 and self._setting(ready, "do_sample", False)):
-            raise ValueError(f"`num_return_sequences` ({wanted}) cannot be more than `num_beams` ({beams}).")
-        is_scored = wanted > 1 or options["return_scores"]
-        if is_scored:
-            ready = self._prepare_generate_kwargs(generate, **extra, return_dict_in_generate=True, output_scores=True)
-        return _Run(options, ready, languages, size, wanted, beams, is_scored, self._longest_input())
+        elif run.tgt_lang is not None and not for_task:
+            raise ValueError(f"`tgt_lang` is {run.tgt_lang!r}, but this model's tokenizer knows no languages.")
+        sizes = [size for size in (batch_size, self._batch_size, 32) if size is not None]
+        run.batch_size, run.limit = sizes[0], self._longest_input()
+        if min(run.batch_size, run.batch_tokens) < 1:
+            raise ValueError(f"`batch_size` and `batch_tokens` start at 1, got {run.batch_size}, {run.batch_tokens}.")
+        run.generate = self._prepare_generate_kwargs(generate, **extra)
+        run.wanted, run.beams = self._setting(run, "num_return_sequences", 1), self._setting(run, "num_beams", 1)
+        if run.wanted > run.beams and not (run.beams == 1 and self._setting(run, "do_sample", False)):
+            raise ValueError(f"`num_return_sequences` ({run.wanted}) cannot be more than `num_beams` ({run.beams}).")
+        run.is_scored = run.wanted > 1 or run.return_scores
+        if run.is_scored:
+            kept = {"return_dict_in_generate": True, "output_scores" if run.beams > 1 else "output_logits": True}
+            run.generate = self._prepare_generate_kwargs(generate, **extra, **kept)
+        return run
 
-    def _setting(self, ready: dict[str, Any], name: str, default: Any) -> Any:
+    def _setting(self, run: SimpleNamespace, name: str, default: Any) -> Any:
         """A generation setting as `generate` will see it."""
-        sources = [ready.get(name)]
-        sources += [getattr(one, name, None) for one in (ready.get("generation_config"), self.model.generation_config)]
-        return next((value for value in sources if value is not None), default)
+        configs = (run.generate.get("generation_config"), self.model.generation_config)
+        found = [run.generate.get(name), *(getattr(config, name, None) for config in configs)]
+        return next((value for value in found if value is not None), default)
 
     def _longest_input(self) -> int:
         """Tokens that the model can read at once, the end token included."""
@@ -212,18 +198,18 @@ class VaswaniTranslationPipeline(Pipeline):
         grows = getattr(config, "position_encoding", None) == "sinusoidal"
         return said if grows and said < _NO_LIMIT else min(said, table)
 
-    def _language_id(self, code: str) -> int:
+    def _language_id(self, code: str | None) -> int | None:
         tokenizer = self.tokenizer
-        if hasattr(tokenizer, "get_lang_id"):
-            names = list(tokenizer.lang_code_to_token)
-            found = tokenizer.get_lang_id(code) if code in names else None
-        else:
-            names = list(getattr(tokenizer, "lang_code_to_id", None) or tokenizer.all_special_tokens)
-            found = tokenizer.convert_tokens_to_ids(code)
-        if found is None or found == tokenizer.unk_token_id:
+        names = getattr(tokenizer, "lang_code_to_token", None) or getattr(tokenizer, "lang_code_to_id", None)
+        names = list(names or tokenizer.all_special_tokens)
+        if code is None:
+            return None
+        if code not in names:
             near = [name for name in names if name.startswith(code[:2])] or difflib.get_close_matches(code, names)
             raise ValueError(f"The tokenizer has no language {code!r}. Near it: {', '.join(near[:5]) or 'none'}.")
-        return found
+        return (
+            tokenizer.get_lang_id(code) if hasattr(tokenizer, "get_lang_id") else tokenizer.convert_tokens_to_ids(code)
+        )
 
     # ------------------------------------------------------------------ the call
     def __call__(
@@ -256,11 +242,11 @@ class VaswaniTranslationPipeline(Pipeline):
         results = (candidates if run.wanted > 1 else candidates[0] for candidates in stream)
         return list(results) if isinstance(inputs, Sequence) else results
 
-    def _stream(self, rows: Any, run: _Run, is_single: bool = False) -> Iterator[list[dict[str, Any]]]:
+    def _stream(self, rows: Any, run: SimpleNamespace, is_single: bool = False) -> Iterator[list[dict[str, Any]]]:
         total = len(rows) if hasattr(rows, "__len__") else None
         # A torch dataset need not say where it ends to `iter`, but it has a length.
         iterator = iter(rows) if hasattr(rows, "__iter__") else (rows[i] for i in range(len(rows)))
-        wanted = run.options["progress"]
+        wanted = run.progress
         auto = library_logging.is_progress_bar_enabled() and sys.stderr.isatty()
         is_shown = (auto if wanted is None else wanted) and not is_single
         bar = tqdm(
@@ -277,29 +263,28 @@ class VaswaniTranslationPipeline(Pipeline):
                     yield result
                 done += len(window)
 
-    def _text_of(self, row: Any, number: int, run: _Run) -> str:
+    def _text_of(self, row: Any, number: int, run: SimpleNamespace) -> str:
         """The text in one input, which is a string or a dict."""
-        value, column, language = row, run.options["column"], run.languages[0]
+        value, hint = row, ""
         if isinstance(row, Mapping):
-            if column is not None:
-                for key in [column] if column in row else column.split("."):
-                    value = value.get(key) if isinstance(value, Mapping) else None
-            else:
-                texts = [name for name, one in row.items() if isinstance(one, str)]
-                names = [name for name in (language, "text", "translation") if name in row] or texts
-                if len(names) == 1 or names != texts:
-                    value = row[names[0]]
-            if isinstance(value, Mapping) and value is not row and language in value:
-                value = value[language]
+            texts = [name for name, one in row.items() if isinstance(one, str)]
+            only = texts[0] if len(texts) == 1 else None
+            first = next((name for name in (run.language, "text", "translation") if name in row), only)
+            name = run.column if run.column is not None else first
+            for key in [name] if name in row else str(name).split("."):
+                value = value.get(key) if isinstance(value, Mapping) else None
+            value = value.get(run.language, value) if isinstance(value, Mapping) else value
+            hint = f" It is read from a dict with {list(value if isinstance(value, Mapping) else row)}: say which text"
+            hint += " to take with `column` or `src_lang`."
+        elif run.needs_rows:
+            value, hint = None, f" `src_lang` is {run.src_lang!r}, but this model's tokenizer knows no languages."
         if not isinstance(value, str):
-            found = f"a dict with {list(value)}" if isinstance(value, Mapping) else f"{type(value).__name__}"
-            hint = " Say which text to read with `column` or `src_lang`." if isinstance(row, Mapping) else ""
-            raise ValueError(f"Input {number} (counted from 1) is {found}, not text.{hint}")
+            raise ValueError(f"Input {number} (counted from 1) is {type(value).__name__}, not text.{hint}")
         return value
 
-    def _translate(self, texts: list[str], first: int, run: _Run) -> list[list[dict[str, Any]]]:
+    def _translate(self, texts: list[str], first: int, run: SimpleNamespace) -> list[list[dict[str, Any]]]:
         """One window of texts, in order: for each, its candidates."""
-        plans = [_cut_text(text, run.options) for text in texts]
+        plans = [_cut_text(text, run.lines, run.split_sentences, run.passthrough) for text in texts]
         pieces = [piece for plan in plans for piece, is_copied in plan if not is_copied]
         encoded = iter(self._encode(pieces, run))
         whole: list[list[tuple[str, list[int] | None]]] = []  # per text: pieces with their ids, or without: copied
@@ -322,7 +307,7 @@ class VaswaniTranslationPipeline(Pipeline):
             for text, parts in zip(texts, whole, strict=True)
         ]  # fmt: skip
 
-    def _batches(self, sources: list[list[int]], run: _Run) -> Iterator[list[int]]:
+    def _batches(self, sources: list[list[int]], run: SimpleNamespace) -> Iterator[list[int]]:
         """Indices of the sources, longest first, in batches within both budgets."""
         batch: list[int] = []
         most = run.batch_size
@@ -331,7 +316,7 @@ class VaswaniTranslationPipeline(Pipeline):
             if not batch and run.is_scored:
                 per_row = run.beams * getattr(self.model.config, "vocab_size", 2**15) * (longest + 50)
                 most = max(1, min(run.batch_size, _SCORE_ELEMENTS // per_row))
-            if batch and (len(batch) == most or (len(batch) + 1) * longest > run.options["batch_tokens"]):
+            if batch and (len(batch) == most or (len(batch) + 1) * longest > run.batch_tokens):
                 yield batch
                 batch = []
             batch.append(i)
@@ -349,7 +334,7 @@ class VaswaniTranslationPipeline(Pipeline):
             "attention_mask": torch.tensor([[1] * len(ids) + [0] * (longest - len(ids)) for ids in sources]),
         }
 
-    def _forward(self, model_inputs: dict[str, torch.Tensor], run: _Run) -> dict[str, torch.Tensor]:  # type: ignore
+    def _forward(self, model_inputs: dict[str, torch.Tensor], run: SimpleNamespace) -> dict[str, torch.Tensor]:  # type: ignore
         was_training = self.model.training
         if was_training:  # a model fresh from its constructor is; dropout would change the translation
             self.model.eval()
@@ -364,128 +349,100 @@ class VaswaniTranslationPipeline(Pipeline):
         scores = getattr(out, "sequences_scores", None)
         return {"sequences": sequences, "scores": self._path_scores(out, run) if scores is None else scores}
 
-    def _path_scores(self, out: Any, run: _Run) -> torch.Tensor:
+    def _path_scores(self, out: Any, run: SimpleNamespace) -> torch.Tensor:
         """What a beam search would say of sequences that were found without one: [B * candidates]."""
-        chosen = out.sequences[:, -len(out.scores) :]  # [B, T]
-        steps = [one.float().log_softmax(-1).gather(-1, chosen[:, [t]]) for t, one in enumerate(out.scores)]
-        ends = self._setting(run.generate, "eos_token_id", [])
+        chosen = out.sequences[:, -len(out.logits) :]  # [B, T]
+        steps = [one.float().log_softmax(-1).gather(-1, chosen[:, [t]]) for t, one in enumerate(out.logits)]
+        ends = self._setting(run, "eos_token_id", [])
         is_end = torch.isin(chosen, torch.tensor(ends, device=chosen.device))
         is_open = (is_end.cumsum(-1) - is_end.long()) == 0  # up to the end token, and with it
         length = is_open.sum(-1)
-        alpha = self._setting(run.generate, "length_penalty", 1.0)
-        is_gnmt = self._setting(run.generate, "length_penalty_type", "power") == "gnmt"
+        alpha = self._setting(run, "length_penalty", 1.0)
+        is_gnmt = self._setting(run, "length_penalty_type", "power") == "gnmt"
         factor = ((5.0 + length) / 6.0) ** alpha if is_gnmt else length**alpha
         return torch.cat(steps, dim=-1).masked_fill(~is_open, 0.0).sum(-1) / factor
 
     def postprocess(  # type: ignore[override]
-        self, model_outputs: dict[str, torch.Tensor], run: _Run, sources: list[list[int]]
+        self, model_outputs: dict[str, torch.Tensor], run: SimpleNamespace, sources: list[list[int]]
     ) -> list[list[Piece]]:
         """Candidates of every source, best first."""
         rows = model_outputs["sequences"].tolist()
         texts = self.tokenizer.batch_decode(rows, skip_special_tokens=True, clean_up_tokenization_spaces=False)
         scores = model_outputs["scores"].tolist() if run.is_scored else [0.0] * len(rows)
         flags: list[tuple[str, ...]] = [()] * len(rows)
-        if run.options["return_flags"]:
+        if run.return_flags:
             flags = [_flags(row, sources[i // run.wanted], self.tokenizer) for i, row in enumerate(rows)]
         pieces = [Piece(*one) for one in zip(texts, scores, flags, strict=True)]
         groups = [pieces[i : i + run.wanted] for i in range(0, len(pieces), run.wanted)]
         return [sorted(group, key=lambda piece: -piece.score) for group in groups]  # samples come unsorted
 
-    def _put_together(self, source: str, parts: list[tuple[str, list[Piece], bool]], run: _Run) -> list[dict[str, Any]]:
+    def _put_together(
+        self, source: str, parts: list[tuple[str, list[Piece], bool]], run: SimpleNamespace
+    ) -> list[dict[str, Any]]:
         """Candidates of a whole text from those of its parts (source, candidates, whether copied)."""
         found: dict[str, dict[str, Any]] = {}
-        count = max(len(candidates) for _, candidates, _ in parts)
-        for rank in range(count):
+        for rank in range(max(len(candidates) for _, candidates, _ in parts)):
             chosen = [candidates[min(rank, len(candidates) - 1)] for _, candidates, _ in parts]
             text, before = "", ""
             for (piece, _, _), one in zip(parts, chosen, strict=True):
                 text += " " + one.text if _needs_blank(before, text, one.text) else one.text
                 before = piece or before
-            scores = [one.score for one, (_, _, is_copied) in zip(chosen, parts, strict=True) if not is_copied]
             result: dict[str, Any] = {"translation_text": text}
             if run.is_scored:
+                scores = [one.score for one, (_, _, is_copied) in zip(chosen, parts, strict=True) if not is_copied]
                 result["score"] = sum(scores) / len(scores) if scores else 0.0
-            lost = self._lost_codes(source, text, run)
-            if run.options["return_flags"]:
-                result["flags"] = list(dict.fromkeys([*(flag for one in chosen for flag in one.flags), *lost]))
+            # Reserved pieces of the tokenizer, such as `{name}`, have to come through.
+            has_codes = getattr(self.tokenizer, "reserved", None)
+            lost = ", ".join(self.tokenizer.reserved_mismatch(source, text)) if has_codes else ""
+            if run.return_flags:
+                flags = [*(flag for one in chosen for flag in one.flags), *([f"reserved: {lost}"] if lost else [])]
+                result["flags"] = list(dict.fromkeys(flags))
+            elif lost and not self._is_loss_reported:
+                self._is_loss_reported = True
+                logger.warning("A translation lost or doubled %s. `return_flags=True` marks every such result.", lost)
             found.setdefault(text, result)
         return list(found.values())
 
-    def _lost_codes(self, source: str, text: str, run: _Run) -> list[str]:
-        """Reserved pieces that a translation lost or doubled, where the tokenizer has such pieces."""
-        if not getattr(self.tokenizer, "reserved", None):
-            return []
-        names = ", ".join(self.tokenizer.reserved_mismatch(source, text))
-        if not names:
-            return []
-        if not run.options["return_flags"] and not self._is_loss_reported:
-            self._is_loss_reported = True
-            logger.warning("A translation lost or doubled %s. `return_flags=True` marks every such result.", names)
-        return [f"reserved: {names}"]
-
     # ------------------------------------------------------------------ tokens, and text with too many of them
-    @contextmanager
-    def _source_language(self, code: str | None) -> Iterator[None]:
-        if code is None or not hasattr(self.tokenizer, "src_lang"):
-            yield
-            return
-        before, self.tokenizer.src_lang = self.tokenizer.src_lang, code
+    def _encode(self, texts: list[str], run: SimpleNamespace) -> list[list[int]]:
+        """Token ids of each text, with its prefix and special tokens."""
+        tokenizer, before = self.tokenizer, getattr(self.tokenizer, "src_lang", None)
+        if run.is_multilingual and run.language is not None:
+            tokenizer.src_lang = run.language
         try:
-            yield
+            prefixed = [run.prefix + text for text in texts]
+            return tokenizer(prefixed, truncation=False, verbose=False)["input_ids"] if texts else []
         finally:
-            self.tokenizer.src_lang = before
+            if run.is_multilingual:
+                tokenizer.src_lang = before
 
-    def _encode(self, texts: list[str], run: _Run, is_bare: bool = False) -> list[list[int]]:
-        """Token ids of each text; `is_bare`: without prefix and special tokens."""
-        if not texts:
-            return []
-        prefix = "" if is_bare else run.options["prefix"]
-        with self._source_language(run.languages[0]):
-            return self.tokenizer(
-                [prefix + text for text in texts], add_special_tokens=not is_bare, truncation=False, verbose=False
-            )["input_ids"]
-
-    def _split_long(self, text: str, length: int, number: int, run: _Run) -> list[tuple[str, list[int] | None]]:
+    def _split_long(
+        self, text: str, length: int, number: int, run: SimpleNamespace
+    ) -> list[tuple[str, list[int] | None]]:
         """Parts of a text that is too long, each short enough; nothing is lost between them."""
         problem = f"Input {number} (counted from 1) has a text of {length} tokens, but the model can take {run.limit}."
-        if run.options["long_input"] == "error":
+        if run.long_input == "error":
             raise ValueError(f"{problem} Shorten it, or let it be split with `long_input='split'`.")
+        if len(self._encode([""], run)[0]) >= run.limit:
+            raise ValueError(f"{problem} Its prefix and special tokens alone leave no room for text.")
         if not self._is_split_reported:
             self._is_split_reported = True
             logger.warning("%s It is translated in parts, as will be all others like it.", problem)
-        room = run.limit - len(self._encode([""], run)[0])
-        if room < 1:
-            raise ValueError(f"{problem} Its prefix and special tokens alone leave no room for text.")
-        parts = self._fit(text, room, run)
-        keep = [bool(i % 2) or not part.strip() for i, part in enumerate(parts)]
-        encoded = iter(self._encode([part for part, is_copied in zip(parts, keep, strict=True) if not is_copied], run))
-        return [(part, None if is_copied else next(encoded)) for part, is_copied in zip(parts, keep, strict=True)]
+        parts = self._fit(text, run)
+        encoded = self._encode(parts[::2], run)
+        return [(part, None if i % 2 or not part.strip() else encoded[i // 2]) for i, part in enumerate(parts)]
 
-    def _fit(self, text: str, room: int, run: _Run, level: int = 0) -> list[str]:
-        """Pieces of at most `room` tokens at the even places, what stood between them at the odd ones."""
-        if level == len(_CUTTERS):
-            middle = _safe_middle(text)
-            if not middle:
-                raise ValueError(f"{text!r} alone is more than the {room} tokens that the model has room for.")
-            halves, units, counts = [text[:middle], "", text[middle:]], [], []
-        else:
-            cuts = _CUTTERS[level](text)
-            units = [cuts[0], *(cuts[i] + cuts[i + 1] for i in range(1, len(cuts), 2))]
-            counts = [len(ids) for ids in self._encode(units, run, is_bare=True)]
-            halves, used = [cuts[0]], counts[0]
-            for i, count in enumerate(counts[1:], 1):
-                if used + count <= room:
-                    halves[-1] += units[i]
-                    used += count
-                else:
-                    halves += [cuts[2 * i - 1], cuts[2 * i]]
-                    used = count
-        sizes = [len(ids) for ids in self._encode(halves[::2], run, is_bare=True)]
-        result: list[str] = []
-        for i, part in enumerate(halves):
-            fits = i % 2 or sizes[i // 2] <= room
-            result += [part] if fits else self._fit(part, room, run, min(level + 1, len(_CUTTERS)))
-        return result
+    def _fit(self, text: str, run: SimpleNamespace) -> list[str]:
+        """Pieces that the model can take at the even places, what stood between them at the odd ones."""
+        if len(self._encode([text], run)[0]) <= run.limit:
+            return [text]
+        for cuts in (cutter(text) for cutter in _CUTTERS):
+            if len(cuts) > 1:
+                ends = list(accumulate(map(len, cuts)))
+                middle = min(range(1, len(cuts), 2), key=lambda i: abs(ends[i] - len(text) // 2))
+                before, after = "".join(cuts[:middle]), "".join(cuts[middle + 1 :])
+                return [*self._fit(before, run), cuts[middle], *self._fit(after, run)]
+        raise ValueError(f"{text!r} alone is more than the {run.limit} tokens that the model can take.")
 
 
 # ---------------------------------------------------------------------- text, without any model
@@ -527,37 +484,36 @@ def _is_abbreviated(word: str, following: str) -> bool:
     return bool(before_number or _ABBREVIATION.fullmatch(lower))
 
 
-# Ever finer cuts; each gives pieces at the even places and what stood between them at the odd ones.
-_CUTTERS: list[Callable[[str], list[str]]] = [split_into_sentences, _CLAUSE_END.split, re.compile(r"(\s+)").split]
-
-
-def _safe_middle(text: str) -> int:
-    """A place to cut in two, near the middle and never before a mark that belongs to the letter in front; 0: none."""
+def _cut_anywhere(text: str) -> list[str]:
+    """Cut between letters, never before a mark that belongs to the letter in front."""
     places = (m.start() for m in re.finditer(r"(?<!\u200d)[^\u200d\ufe00-\ufe0f\U0001f3fb-\U0001f3ff]", text))
     inside = [i for i in places if i and not unicodedata.category(text[i]).startswith("M")]
-    return min(inside, key=lambda i: abs(i - len(text) // 2), default=0)
+    middle = min(inside, key=lambda i: abs(i - len(text) // 2), default=None)
+    return [text] if middle is None else [text[:middle], "", text[middle:]]
 
 
-def _cut_text(text: str, options: Mapping[str, Any]) -> list[tuple[str, bool]]:
+# Ever finer cuts; each gives pieces at the even places and what stood between them at the odd ones.
+_CUTTERS: list[Callable[[str], list[str]]] = [
+    split_into_sentences, _CLAUSE_END.split, re.compile(r"(\s+)").split, _cut_anywhere,
+]  # fmt: skip
+
+
+def _cut_text(text: str, lines: str, split_sentences: bool, passthrough: bool) -> list[tuple[str, bool]]:
     """A text as its pieces, each with whether it is copied: line ends, blanks, what has nothing to translate."""
-    if options["lines"] == "keep":
+    if lines == "keep":
         units = re.split(r"(\r?\n)", text)
     else:
         body = text.strip("\r\n")
         start = text.index(body)
-        paragraphs = re.split(r"(\r?\n(?:[ \t]*\r?\n)+)", body)
-        units = [part if i % 2 else _unwrap(part) for i, part in enumerate(paragraphs)]
+        units = [_unwrap(part) if i % 2 == 0 else part for i, part in enumerate(_BLANK_LINES.split(body))]
         units = ["", text[:start], *units, text[start + len(body) :], ""]
     parts: list[tuple[str, bool]] = []
     for i, unit in enumerate(units):
-        if i % 2:
-            parts.append((unit, True))
-        elif not unit.strip():
-            parts.append(("", True))
+        if i % 2 or not unit.strip():
+            parts.append((unit if i % 2 else "", True))
         else:
-            sentences = split_into_sentences(unit) if options["split_sentences"] else [unit]
-            for j, part in enumerate(sentences):
-                parts.append((part, bool(j % 2) or (options["passthrough"] and not _has_words(part))))
+            pieces = split_into_sentences(unit) if split_sentences else [unit]
+            parts += [(one, bool(j % 2) or (passthrough and not _has_words(one))) for j, one in enumerate(pieces)]
     return parts
 
 
@@ -593,15 +549,9 @@ def _flags(row: list[int], source: list[int], tokenizer: Any) -> tuple[str, ...]
     return (*flags, "repetition") if _repeats(out) and not _repeats(src) else tuple(flags)
 
 
-def _repeats(ids: Sequence[int], times: int = 4, longest: int = 8) -> bool:
-    """Whether a block of at most `longest` tokens stands `times` times in a row."""
-    for width in range(1, longest + 1):
-        run = 0
-        for i in range(width, len(ids)):
-            run = run + 1 if ids[i] == ids[i - width] else 0
-            if run == width * (times - 1):
-                return True
-    return False
+def _repeats(ids: list[int]) -> bool:
+    """Whether a block of at most 8 tokens stands 4 times in a row."""
+    return re.search(r"(.{1,8}?)\1{3}", "".join(map(chr, ids)), re.DOTALL) is not None
 
 
 def _direction(task: str) -> tuple[str, str] | None:

@@ -24,10 +24,8 @@ _NORMALIZERS = {"nfc": normalizers.NFC, "nfkc": normalizers.NFKC}
 
 # Where no piece may cross. In turn: a run of letters with their combining marks and joiners, each digit alone (numbers
 # are copied in translation), a run of other signs with theirs, and blanks, of which a word takes the last one along.
-_WORDS = (
-    " ?[\\p{L}\\p{M}][\\p{L}\\p{M}\u200c\u200d]*| ?\\p{N}| ?[^\\s\\p{L}\\p{M}\\p{N}][^\\s\\p{L}\\p{N}]*"
-    "|\\s+(?!\\S)|\\s+"
-)
+_LETTERS = r" ?[\p{L}\p{M}][\p{L}\p{M}\x{200C}\x{200D}]*"
+_WORDS = _LETTERS + r"| ?\p{N}| ?[^\s\p{L}\p{M}\p{N}][^\s\p{L}\p{N}]*|\s+(?!\S)|\s+"
 _BYTES = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
 _ALPHABET = frozenset(pre_tokenizers.ByteLevel.alphabet())  # 256 letters, one for each byte
 _IGNORED_LABEL = -100
@@ -39,7 +37,6 @@ class VaswaniTokenizer(PreTrainedTokenizerFast):
     `decode(encode(text)) == text` for every Unicode string, unless a normalization was asked for. There is no unknown
     token, because every byte is a piece. Text that spells a special token, such as "</s>", is text; pass
     `split_special_tokens=False` to a call whose text carries control tokens on purpose, such as a language tag.
-    Use `train` to make one and `from_pretrained` to load one.
 
     Args:
         pad_token, eos_token, bos_token (`str`): control tokens; the end token closes every encoded text.
@@ -63,15 +60,14 @@ class VaswaniTokenizer(PreTrainedTokenizerFast):
         **kwargs: Any,
     ) -> None:
         vocab, merges = kwargs.pop("vocab", None), kwargs.pop("merges", None)
-        if vocab is not None and not (kwargs.get("tokenizer_object") or kwargs.get("tokenizer_file")):
+        if vocab and not (kwargs.get("tokenizer_object") or kwargs.get("tokenizer_file")):
             kwargs["tokenizer_object"] = _untrained(models.BPE(vocab, [tuple(pair) for pair in merges or ()]))
         if "add_bos_token" in kwargs or getattr(kwargs.get("tokenizer_object"), "post_processor", True) is None:
             # The parent class rewrites the template in these cases, and would leave out the end token.
             kwargs.setdefault("add_eos_token", True)
         kwargs["clean_up_tokenization_spaces"] = False  # pinned: decoding is the inverse of encoding
-        named = {"pad_token": pad_token, "eos_token": eos_token, "bos_token": bos_token}
-        kwargs.update(split_special_tokens=split_special_tokens, training_report=training_report)
-        super().__init__(**named, **kwargs)
+        kwargs.update(pad_token=pad_token, eos_token=eos_token, bos_token=bos_token)
+        super().__init__(split_special_tokens=split_special_tokens, training_report=training_report, **kwargs)
         self.training_report = training_report
         around = self.encode("")  # what the template adds, which the parent class cannot tell
         self._add_bos_token, self._add_eos_token = self.bos_token_id in around, self.eos_token_id in around
@@ -115,7 +111,7 @@ class VaswaniTokenizer(PreTrainedTokenizerFast):
             show_progress (`bool`, *optional*): a bar on standard error; None: if that is a terminal.
 
         Returns:
-            `VaswaniTokenizer`, with `training_report` = {"texts_read", "texts_used", "min_frequency"}.
+            `VaswaniTokenizer`; its `training_report` holds "texts_read", "texts_used" and "min_frequency".
 
         Raises:
             ValueError: for a wish that the text cannot meet (the message names the largest size), a damaged file
@@ -186,8 +182,8 @@ class VaswaniTokenizer(PreTrainedTokenizerFast):
         try:
             return super()._encode_plus(text, text_pair=text_pair, **kwargs)
         except (TypeError, UnicodeEncodeError):
-            if found := _surrogate(text, "text") or _surrogate(text_pair, "text pair"):
-                raise ValueError(found) from None
+            _refuse_surrogates(text, "text")
+            _refuse_surrogates(text_pair, "text pair")
             raise
 
     def decode(self, token_ids: Any, skip_special_tokens: bool = True, **kwargs: Any) -> Any:
@@ -223,18 +219,11 @@ class VaswaniTokenizer(PreTrainedTokenizerFast):
 
     @property
     def reserved(self) -> list[str]:
-        """Strings that are never split, in order of their ids."""
+        """Strings that are one piece each and never split, in order of their ids."""
         return [token.content for _, token in sorted(self.added_tokens_decoder.items()) if not token.special]
 
     def reserved_mismatch(self, source_text: str, target_text: str) -> dict[str, tuple[int, int]]:
-        """Reserved strings that a translation lost, doubled or invented.
-
-        Args:
-            source_text, target_text (`str`): a text and its translation.
-
-        Returns:
-            `dict`: for each reserved string whose counts differ, (count in the source, count in the target).
-        """
+        """Reserved strings that a translation lost or doubled, each with its counts (in the source, in the target)."""
         src, tgt = (Counter(self.encode(text, add_special_tokens=False)) for text in (source_text, target_text))
         ids = {piece: self.convert_tokens_to_ids(piece) for piece in self.reserved}
         return {piece: (src[i], tgt[i]) for piece, i in ids.items() if src[i] != tgt[i]}
@@ -287,7 +276,7 @@ def _untrained(model: models.Model, normalization: str | None = None) -> Tokeniz
 
 
 def _texts(source: Any) -> tuple[Iterator[Any], str]:
-    """The texts of any accepted source, and what to call it in a message."""
+    """The texts of any source, and what to call it in a message."""
     if isinstance(source, (str, os.PathLike)):
         return _lines(source), str(source)
     if isinstance(source, (list, tuple)):
@@ -322,8 +311,7 @@ def _checked(source: Iterator[Any], report: dict[str, int]) -> Iterator[str]:
         report["texts_read"] += 1
         if not isinstance(text, str):
             raise TypeError(f"Text {report['texts_read']} is of type {type(text).__name__}, expected str.")
-        if found := _surrogate(text, f"text {report['texts_read']}"):
-            raise ValueError(found)
+        _refuse_surrogates(text, f"text {report['texts_read']}")
         yield text
 
 
@@ -355,14 +343,15 @@ def _sample(texts: Iterator[str], limit_mib: int | None, report: dict[str, int])
     yield from (held.pop()[2] for _ in range(len(held)))
 
 
-def _surrogate(text: Any, where: str) -> str | None:
-    """What to say of the first lone surrogate of a text or of a nested list of texts; None if there is none."""
-    if isinstance(text, str):
-        hit = re.search("[\ud800-\udfff]", text)
-        place = hit and f"{where}, character {hit.start() + 1}: lone surrogate U+{ord(hit[0]):04X}, which is no "
-        return place and f"{place}character but half of one. Decode the source of this text again."
-    items = enumerate(text, 1) if isinstance(text, (list, tuple)) else ()
-    return next((found for n, item in items if (found := _surrogate(item, f"{where} {n}"))), None)
+def _refuse_surrogates(text: Any, where: str) -> None:
+    """Raises for half a character in a text, or in any text of a nested list."""
+    if isinstance(text, str) and (hit := re.search("[\ud800-\udfff]", text)):
+        raise ValueError(
+            f"{where}, character {hit.start() + 1}: lone surrogate U+{ord(hit[0]):04X}, which is no character but half "
+            "of one. Decode the source of this text again."
+        )
+    for number, item in enumerate(text, 1) if isinstance(text, (list, tuple)) else ():
+        _refuse_surrogates(item, f"{where} {number}")
 
 
 VaswaniTokenizer.register_for_auto_class("AutoTokenizer")

@@ -41,6 +41,11 @@ def tokens_of(row, end=1):
     return tuple(tokens)
 
 
+def is_row_of(row, tokens):
+    """Whether a returned row is the start token, these tokens, and the pad id 0 behind them."""
+    return row.tolist() == [2, *tokens, *[0] * (len(row) - 1 - len(tokens))]
+
+
 def sharpened(make_model, seed, **changes):
     """A random model whose distributions are far from flat, so that searches differ from one another."""
     model = make_model(seed=seed, **changes)
@@ -114,7 +119,7 @@ def test_a_wide_beam_equals_exhaustive_search(make_model, kind, alpha):
             length_penalty_type=kind, max_new_tokens=limit, return_dict_in_generate=True, output_scores=True,
         )  # fmt: skip
         for row, score, (best_score, best) in zip(out.sequences, out.sequences_scores, expected, strict=False):
-            assert tokens_of(row) == best
+            assert is_row_of(row, best)
             assert score.item() == pytest.approx(best_score, abs=1e-5)
 
 
@@ -135,7 +140,7 @@ def test_search_equals_a_stand_alone_reference_on_many_cases(make_model):
                 length_penalty_type=kind, max_new_tokens=limit, return_dict_in_generate=True, output_scores=True,
             )  # fmt: skip
             for rank in range(2):
-                assert tokens_of(out.sequences[rank]) == expected[rank][1], (seed, alpha, kind)
+                assert is_row_of(out.sequences[rank], expected[rank][1]), (seed, alpha, kind)
                 assert out.sequences_scores[rank].item() == pytest.approx(expected[rank][0], abs=1e-5)
             if kind == "gnmt" and alpha == 0.6:
                 unlike_power += beam_search(step, vocab, 1, limit, alpha, "power", beams)[0][1] != expected[0][1]
@@ -147,7 +152,7 @@ def test_the_default_call_is_the_papers_search(make_model):
     input_ids = torch.tensor([[3, 7, 9, 1]])
     out = model.generate(input_ids=input_ids, return_dict_in_generate=True, output_scores=True)
     expected = beam_search(stepper(model, input_ids), 11, 1, 4 + 50, 0.6, "gnmt", 4)
-    assert tokens_of(out.sequences[0]) == expected[0][1]
+    assert is_row_of(out.sequences[0], expected[0][1])
     assert out.sequences_scores[0].item() == pytest.approx(expected[0][0], abs=1e-5)
 
 
@@ -168,7 +173,7 @@ def test_a_sentence_and_its_score_do_not_depend_on_its_neighbours(make_model, ba
 
 
 def test_more_hypotheses_never_change_the_best_one_and_fall_in_score(make_model, batch):
-    for seed in range(6):
+    for seed in range(3):
         model = sharpened(make_model, seed)
         best = model.generate(**source_of(batch))
         for count in (2, 3, 4):

@@ -90,7 +90,7 @@ def load_translator(model: str) -> Any:
     if folder.is_dir() and not (folder / "config.json").is_file():
         raise UserError(f"{model} is not the folder of a model: it has no config.json.")
     try:
-        return pipeline("translation", model=model)
+        return pipeline("translation", model=model)  # type: ignore[call-overload]
     except (OSError, ValueError, TypeError, KeyError) as error:
         where = "" if folder.is_dir() else ": no such folder, and not to be had from the Hub"
         reason = " ".join(str(error).split())

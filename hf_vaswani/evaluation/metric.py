@@ -1,6 +1,6 @@
 """sacreBLEU and chrF as a metric of the `evaluate` library that loads nothing from anywhere.
 
-    evaluate.evaluator("translation").compute(model_or_pipeline=translate, data=data, metric=SacreBleuMetric())
+evaluate.evaluator("translation").compute(model_or_pipeline=translate, data=data, metric=SacreBleuMetric())
 """
 
 from typing import Any

@@ -15,7 +15,8 @@ class MetricsFile:
     """
 
     def __init__(self, path: str | os.PathLike[str] | None):
-        self._stream = Path(path).open("w", encoding="utf-8") if path is not None else None
+        # Open for the whole run; `close` ends it.
+        self._stream = None if path is None else Path(path).open("w", encoding="utf-8")  # noqa: SIM115
 
     def write(self, **values: Any) -> None:
         """Write one line; floats keep all their digits, so that runs can be compared bit for bit."""
