@@ -7,6 +7,7 @@ Choice: a hypothesis that reaches its limit without an end token competes as it 
 drop it. Only candidates among the best `num_beams` of a step may end, as in transformers and fairseq.
 """
 
+import copy
 from typing import Any
 
 import torch
@@ -164,7 +165,11 @@ class VaswaniGenerationMixin(GenerationMixin):
             if self.config.position_encoding == "learned":
                 limits = limits.clamp(max=self.config.max_position_embeddings)
             stopping_criteria = StoppingCriteriaList([*(stopping_criteria or []), SentenceLimit(limits)])
-            kwargs["max_new_tokens"] = int(limits.max())
+            if generation_config is None:
+                kwargs["max_new_tokens"] = int(limits.max())
+            else:  # the library deprecates a configuration together with single settings
+                generation_config = copy.deepcopy(generation_config)
+                generation_config.max_new_tokens = int(limits.max())
         return super().generate(inputs, generation_config, logits_processor, stopping_criteria, *args, **kwargs)
 
     def _own_field(self, name: str, generation_config: GenerationConfig | None, kwargs: dict[str, Any]) -> Any:

@@ -347,7 +347,7 @@ class VaswaniPreTrainedModel(PreTrainedModel):
         """As the library's, but weights that are missing in a checkpoint, or left over, are an error.
 
         Ask for `output_loading_info=True` to receive the lists instead. A class that is a part of the saved one
-        (the encoder of a whole model, say) leaves the rest of the file alone.
+        (the base model of a whole one, say) leaves the rest of the file alone.
 
         Raises:
             ValueError: naming the keys, the model type where the folder holds another architecture, or damaged weights.

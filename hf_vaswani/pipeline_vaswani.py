@@ -14,10 +14,11 @@ import unicodedata
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import accumulate, islice
 from types import SimpleNamespace
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import transformers
+from torch.nn.utils.rnn import pad_sequence
 from tqdm.auto import tqdm
 from transformers import GenerationConfig, Pipeline, pipelines
 from transformers.utils import logging as library_logging
@@ -41,26 +42,24 @@ _CJK = "\u2e80-\u9fff\uac00-\ud7af\uf900-\ufaff\uff00-\uffef"
 _CJK_MARKS = "。！？｡，、；："
 # End marks with the closing quotes and brackets behind them, then blanks; Chinese and Japanese need no blank.
 _SENTENCE_END = re.compile(
-    r"([.!?…؟۔।։]+(?:[\"'”“’‘»›)\]]|[ \u00a0\u202f][»›])*)(\s+)|([。！？｡]+[\"'”’」』）》】]*)(\s*)"
+    r"((?<![.!?…؟۔।։])[.!?…؟۔।։]+(?:[\"'”“’‘»›)\]]|[ \u00a0\u202f][»›])*)(\s+)|([。！？｡]+[\"'”’」』）》】]*)(\s*)"
 )
 _OPENERS = "\"'“„«‹‘‚([¿¡-–— \u00a0\u202f"
+# Words whose full stop ends no sentence: J. | z.B. | 3. | Dr. | and, before a number, No. | p.
 _ABBREVIATION = re.compile(
-    "mrs?|ms|drs?|prof|st|vs|fig|jr|sr|gen|col|lt|sgt|capt|gov|sen|rep|rev|hon|approx|dept|bzw|ca|vgl|evtl|ggf|inkl|zzgl"
-    "|abb|bsp|geb|hrsg|dipl|ing|hl|jh|mio|mrd|str|tel|sog|mme|mlle|sra|srta|dott|sig|cf|resp|bzgl"
+    r"(?:[^\W\d_]|(?:\w\.)+\w|\d\d?|mrs?|ms|drs?|prof|st|vs|fig|jr|sr|gen|col|lt|sgt|capt|gov|sen|rep|rev|hon|approx|dept"
+    r"|bzw|ca|vgl|evtl|ggf|inkl|zzgl|abb|bsp|geb|hrsg|dipl|ing|hl|jh|mio|mrd|str|tel|sog|mme|mlle|sra|srta|dott|sig|cf"
+    r"|resp|bzgl)\s.?|(?:no|nr|vol|pp?|art|abs|kap|sec|ch|par)\s\d",
+    re.IGNORECASE,
 )
-_ABBREVIATION_BEFORE_NUMBER = re.compile("no|nr|vol|pp?|art|abs|kap|sec|ch|par")
-_CLAUSE_END = re.compile(rf"((?<=[,;:،؛–—])\s+|(?<=[{_CJK_MARKS}]))")
+_CLAUSE_END = re.compile(rf"((?<=[,;:،؛–—])\s+|(?<=[{_CJK_MARKS}])(?!\Z))")
 _BLANK_LINES = re.compile(r"(\r?\n(?:[ \t]*\r?\n)+)")
 _ADDRESS = re.compile(r"(?:[a-z][a-z0-9+.-]*://|www\.|mailto:)\S+|[^\s@]+@[^\s@]+\.[^\s@]+", re.IGNORECASE)
 _PHONETIC = re.compile(r"\[[^\]]*\]|/[^/]*/")
 
 
-class Piece(NamedTuple):
-    """One candidate for one piece of text: the text, its score, and what looks wrong about it."""
-
-    text: str
-    score: float = 0.0
-    flags: tuple[str, ...] = ()
+# One candidate for one piece of text: the text, its score, and what looks wrong about it.
+_Candidate = tuple[str, float, tuple[str, ...]]
 
 
 class VaswaniTranslationPipeline(Pipeline):
@@ -104,10 +103,7 @@ class VaswaniTranslationPipeline(Pipeline):
     """
 
     _load_tokenizer: Any = True
-    _load_processor: Any = False
-    _load_image_processor: Any = False
-    _load_video_processor: Any = False
-    _load_feature_extractor: Any = False
+    _load_processor = _load_image_processor = _load_video_processor = _load_feature_extractor = False  # type: ignore
     _pipeline_calls_generate = True
     model: Any
     tokenizer: Any
@@ -295,14 +291,14 @@ class VaswaniTranslationPipeline(Pipeline):
                 fits = ids is None or len(ids) <= run.limit
                 whole[-1] += [(piece, ids)] if fits else self._split_long(piece, len(ids or []), number, run)
         sources = [ids for parts in whole for _, ids in parts if ids is not None]
-        outputs: dict[int, list[Piece]] = {}
+        outputs: dict[int, list[_Candidate]] = {}
         for batch in self._batches(sources, run):
             model_inputs = self.preprocess([sources[i] for i in batch])
             found = self.postprocess(self.forward(model_inputs, run=run), run, [sources[i] for i in batch])
             outputs.update(zip(batch, found, strict=True))
         ready = (outputs[i] for i in range(len(sources)))
         return [
-            self._put_together(text, [(piece, next(ready) if ids is not None else [Piece(piece)], ids is None)
+            self._put_together(text, [(piece, next(ready) if ids is not None else [(piece, 0.0, ())], ids is None)
                                       for piece, ids in parts], run)
             for text, parts in zip(texts, whole, strict=True)
         ]  # fmt: skip
@@ -328,21 +324,17 @@ class VaswaniTranslationPipeline(Pipeline):
         """Token ids of B sources as `input_ids` and `attention_mask`, both [B, S], padded on the right."""
         pad = self.tokenizer.pad_token_id
         pad = pad if pad is not None else getattr(self.model.config, "pad_token_id", None) or 0
-        longest = max(len(ids) for ids in sources)
-        return {
-            "input_ids": torch.tensor([ids + [pad] * (longest - len(ids)) for ids in sources]),
-            "attention_mask": torch.tensor([[1] * len(ids) + [0] * (longest - len(ids)) for ids in sources]),
-        }
+        rows = [torch.tensor(ids) for ids in sources]
+        masks = pad_sequence([torch.ones_like(row) for row in rows], batch_first=True)
+        return {"input_ids": pad_sequence(rows, batch_first=True, padding_value=pad), "attention_mask": masks}
 
     def _forward(self, model_inputs: dict[str, torch.Tensor], run: SimpleNamespace) -> dict[str, torch.Tensor]:  # type: ignore
         was_training = self.model.training
-        if was_training:  # a model fresh from its constructor is; dropout would change the translation
-            self.model.eval()
+        self.model.eval()  # a model fresh from its constructor trains, and dropout would change the translation
         try:
             out = self.model.generate(**model_inputs, **run.generate)
         finally:
-            if was_training:
-                self.model.train()
+            self.model.train(was_training)
         sequences = out if torch.is_tensor(out) else out.sequences
         if not run.is_scored:
             return {"sequences": sequences}
@@ -364,7 +356,7 @@ class VaswaniTranslationPipeline(Pipeline):
 
     def postprocess(  # type: ignore[override]
         self, model_outputs: dict[str, torch.Tensor], run: SimpleNamespace, sources: list[list[int]]
-    ) -> list[list[Piece]]:
+    ) -> list[list[_Candidate]]:
         """Candidates of every source, best first."""
         rows = model_outputs["sequences"].tolist()
         texts = self.tokenizer.batch_decode(rows, skip_special_tokens=True, clean_up_tokenization_spaces=False)
@@ -372,30 +364,30 @@ class VaswaniTranslationPipeline(Pipeline):
         flags: list[tuple[str, ...]] = [()] * len(rows)
         if run.return_flags:
             flags = [_flags(row, sources[i // run.wanted], self.tokenizer) for i, row in enumerate(rows)]
-        pieces = [Piece(*one) for one in zip(texts, scores, flags, strict=True)]
+        pieces = list(zip(texts, scores, flags, strict=True))
         groups = [pieces[i : i + run.wanted] for i in range(0, len(pieces), run.wanted)]
-        return [sorted(group, key=lambda piece: -piece.score) for group in groups]  # samples come unsorted
+        return [sorted(group, key=lambda piece: -piece[1]) for group in groups]  # samples come unsorted
 
     def _put_together(
-        self, source: str, parts: list[tuple[str, list[Piece], bool]], run: SimpleNamespace
+        self, source: str, parts: list[tuple[str, list[_Candidate], bool]], run: SimpleNamespace
     ) -> list[dict[str, Any]]:
         """Candidates of a whole text from those of its parts (source, candidates, whether copied)."""
         found: dict[str, dict[str, Any]] = {}
         for rank in range(max(len(candidates) for _, candidates, _ in parts)):
             chosen = [candidates[min(rank, len(candidates) - 1)] for _, candidates, _ in parts]
             text, before = "", ""
-            for (piece, _, _), one in zip(parts, chosen, strict=True):
-                text += " " + one.text if _needs_blank(before, text, one.text) else one.text
+            for (piece, _, _), (one, _, _) in zip(parts, chosen, strict=True):
+                text += " " + one if _needs_blank(before, text, one) else one
                 before = piece or before
             result: dict[str, Any] = {"translation_text": text}
             if run.is_scored:
-                scores = [one.score for one, (_, _, is_copied) in zip(chosen, parts, strict=True) if not is_copied]
+                scores = [one[1] for one, (_, _, is_copied) in zip(chosen, parts, strict=True) if not is_copied]
                 result["score"] = sum(scores) / len(scores) if scores else 0.0
             # Reserved pieces of the tokenizer, such as `{name}`, have to come through.
             has_codes = getattr(self.tokenizer, "reserved", None)
             lost = ", ".join(self.tokenizer.reserved_mismatch(source, text)) if has_codes else ""
             if run.return_flags:
-                flags = [*(flag for one in chosen for flag in one.flags), *([f"reserved: {lost}"] if lost else [])]
+                flags = [*(flag for one in chosen for flag in one[2]), *([f"reserved: {lost}"] if lost else [])]
                 result["flags"] = list(dict.fromkeys(flags))
             elif lost and not self._is_loss_reported:
                 self._is_loss_reported = True
@@ -407,13 +399,14 @@ class VaswaniTranslationPipeline(Pipeline):
     def _encode(self, texts: list[str], run: SimpleNamespace) -> list[list[int]]:
         """Token ids of each text, with its prefix and special tokens."""
         tokenizer, before = self.tokenizer, getattr(self.tokenizer, "src_lang", None)
-        if run.is_multilingual and run.language is not None:
-            tokenizer.src_lang = run.language
+        is_set = run.is_multilingual and run.language is not None
         try:
+            if is_set:
+                tokenizer.src_lang = run.language
             prefixed = [run.prefix + text for text in texts]
             return tokenizer(prefixed, truncation=False, verbose=False)["input_ids"] if texts else []
         finally:
-            if run.is_multilingual:
+            if is_set:
                 tokenizer.src_lang = before
 
     def _split_long(
@@ -447,13 +440,9 @@ class VaswaniTranslationPipeline(Pipeline):
 
 # ---------------------------------------------------------------------- text, without any model
 def split_into_sentences(text: str) -> list[str]:
-    """Cut a text behind its sentences, by rules that hold in most languages.
+    """Cut a text (`str`) behind its sentences, by rules that hold in most languages.
 
-    Choice: where the rules are in doubt (after an abbreviation, an initial, a number of up to two digits) the text
-    stays in one piece, since a missed cut does less harm than a wrong one.
-
-    Args:
-        text (`str`): any text.
+    Choice: in doubt (after an abbreviation, an initial, a number of one or two digits) the text stays in one piece.
 
     Returns:
         `list[str]`: sentences at the even places, the blanks between them at the odd ones; joined, they are the text.
@@ -464,24 +453,14 @@ def split_into_sentences(text: str) -> list[str]:
             break
         following = text[match.end() : match.end() + 8].lstrip(_OPENERS)[:1]
         if match.group(1):
-            if following.islower():
-                continue
-            before = text[max(start, match.start() - 40) : match.start()].split()
-            if match.group(1) == "." and before and _is_abbreviated(before[-1].lstrip(_OPENERS), following):
+            word = (text[max(start, match.start() - 40) : match.start()].split() or [""])[-1].lstrip(_OPENERS)
+            is_short = match.group(1) == "." and _ABBREVIATION.fullmatch(f"{word} {following}")
+            if following.islower() or is_short:
                 continue
         end = match.start(2) if match.group(1) else match.start(4)
         parts += [text[start:end], text[end : match.end()]]
         start = match.end()
     return [*parts, text[start:]]
-
-
-def _is_abbreviated(word: str, following: str) -> bool:
-    """Whether a full stop after `word` is rather part of it than the end of a sentence."""
-    lower = word.lower()
-    if (len(word) == 1 and lower != word.upper()) or re.fullmatch(r"(\w\.)+\w|\d\d?", word):  # J. | z.B. | 3.
-        return True
-    before_number = following.isdigit() and _ABBREVIATION_BEFORE_NUMBER.fullmatch(lower)
-    return bool(before_number or _ABBREVIATION.fullmatch(lower))
 
 
 def _cut_anywhere(text: str) -> list[str]:
@@ -536,7 +515,7 @@ def _has_words(text: str) -> bool:
 
 def _needs_blank(source: str, before: str, after: str) -> bool:
     """Whether pieces that met without a blank in Chinese or Japanese need one in the language of the translation."""
-    if not source or source[-1] not in _CJK_MARKS + "」』）》】”" or not before or not after:
+    if not re.search(rf"[{_CJK_MARKS}][」』）》】”’]*\Z", source[-8:]) or not before or not after:
         return False
     return not any(letter.isspace() or re.match(f"[{_CJK}]", letter) for letter in (before[-1], after[0]))
 
@@ -544,14 +523,10 @@ def _needs_blank(source: str, before: str, after: str) -> bool:
 def _flags(row: list[int], source: list[int], tokenizer: Any) -> tuple[str, ...]:
     """What looks wrong about one translation, by its token ids and its source's."""
     special = set(tokenizer.all_special_ids)
-    out, src = [one for one in row if one not in special], [one for one in source if one not in special]
-    flags = ["length_ratio"] if len(out) + 1 > 3 * (len(src) + 1) else []
-    return (*flags, "repetition") if _repeats(out) and not _repeats(src) else tuple(flags)
-
-
-def _repeats(ids: list[int]) -> bool:
-    """Whether a block of at most 8 tokens stands 4 times in a row."""
-    return re.search(r"(.{1,8}?)\1{3}", "".join(map(chr, ids)), re.DOTALL) is not None
+    out, src = ("".join(chr(one) for one in ids if one not in special) for ids in (row, source))
+    repeats = [re.search(r"(.{1,8}?)\1{3}", ids, re.DOTALL) is not None for ids in (out, src)]
+    found = {"length_ratio": len(out) + 1 > 3 * (len(src) + 1), "repetition": repeats[0] and not repeats[1]}
+    return tuple(name for name, is_so in found.items() if is_so)
 
 
 def _direction(task: str) -> tuple[str, str] | None:

@@ -21,32 +21,29 @@ logger = logging.get_logger(__name__)
 # Their order gives the ids 0, 1 and 2 that VaswaniConfig expects.
 _SPECIAL_TOKENS = ("<pad>", "</s>", "<s>")
 _NORMALIZERS = {"nfc": normalizers.NFC, "nfkc": normalizers.NFKC}
-
 # Where no piece may cross. In turn: a run of letters with their combining marks and joiners, each digit alone (numbers
 # are copied in translation), a run of other signs with theirs, and blanks, of which a word takes the last one along.
 _LETTERS = r" ?[\p{L}\p{M}][\p{L}\p{M}\x{200C}\x{200D}]*"
 _WORDS = _LETTERS + r"| ?\p{N}| ?[^\s\p{L}\p{M}\p{N}][^\s\p{L}\p{N}]*|\s+(?!\S)|\s+"
 _BYTES = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
 _ALPHABET = frozenset(pre_tokenizers.ByteLevel.alphabet())  # 256 letters, one for each byte
-_IGNORED_LABEL = -100
 
 
 class VaswaniTokenizer(PreTrainedTokenizerFast):
     r"""Raw text to ids and back, without loss, by one byte-level BPE vocabulary shared by source and target.
 
-    `decode(encode(text)) == text` for every Unicode string, unless a normalization was asked for. There is no unknown
-    token, because every byte is a piece. Text that spells a special token, such as "</s>", is text; pass
-    `split_special_tokens=False` to a call whose text carries control tokens on purpose, such as a language tag.
+    `decode(encode(text)) == text` for every Unicode string, unless a normalization was asked for; no token is unknown,
+    as every byte is a piece. Text that spells a special token, such as "</s>", is text; a call whose text carries
+    control tokens on purpose, such as a language tag, passes `split_special_tokens=False`.
 
     Args:
         pad_token, eos_token, bos_token (`str`): control tokens; the end token closes every encoded text.
         split_special_tokens (`bool`): whether text that spells a special token is ordinary text.
         training_report (`dict`, *optional*): what `train` read and used.
-        kwargs: as for `PreTrainedTokenizerFast`; `tokenizer_object`, `tokenizer_file`, or `vocab` and `merges` of a
-            byte-level BPE hold the vocabulary.
+        kwargs: as for `PreTrainedTokenizerFast`: `tokenizer_object`, `tokenizer_file`, or `vocab` and `merges`.
 
-    Choice: byte-level BPE with blanks kept inside the pieces. Source: Vaswani et al. 2017, section 5.1, has BPE with a
-    shared vocabulary of about 37,000 pieces (English-German) on text tokenized beforehand.
+    Source: Vaswani et al. 2017, section 5.1: one shared BPE vocabulary of about 37,000 pieces for English-German.
+    Choice: learned on bytes of raw text; the paper does not say how its text was split into words.
     """
 
     def __init__(
@@ -65,11 +62,11 @@ class VaswaniTokenizer(PreTrainedTokenizerFast):
         if "add_bos_token" in kwargs or getattr(kwargs.get("tokenizer_object"), "post_processor", True) is None:
             # The parent class rewrites the template in these cases, and would leave out the end token.
             kwargs.setdefault("add_eos_token", True)
-        kwargs["clean_up_tokenization_spaces"] = False  # pinned: decoding is the inverse of encoding
-        kwargs.update(pad_token=pad_token, eos_token=eos_token, bos_token=bos_token)
+        # The clean-up is pinned, as it would make decoding differ from the inverse of encoding.
+        kwargs.update(pad_token=pad_token, eos_token=eos_token, bos_token=bos_token, clean_up_tokenization_spaces=False)
         super().__init__(split_special_tokens=split_special_tokens, training_report=training_report, **kwargs)
         self.training_report = training_report
-        around = self.encode("")  # what the template adds, which the parent class cannot tell
+        around = self.encode("")  # what the template adds; the parent class does not look
         self._add_bos_token, self._add_eos_token = self.bos_token_id in around, self.eos_token_id in around
 
     # ------------------------------------------------------------------ training
@@ -91,22 +88,19 @@ class VaswaniTokenizer(PreTrainedTokenizerFast):
         """Learns one joint vocabulary from the text of both languages.
 
         Args:
-            files_or_iterator: a path or a list of paths (plain or .gz, UTF-8, one text a line; only a line feed ends
-                a line, with or without a carriage return before it), or texts: any iterable of `str`, such as a
-                generator or a column of a dataset. A string alone and a `pathlib.Path` are always paths. A list of
-                strings is paths if all of them are existing files, texts if none is, and refused if only some are.
+            files_or_iterator: a path or a list of paths (plain or .gz, UTF-8, a text a line; only a line feed ends
+                one), or any iterable of `str`, such as a column of a dataset. A string alone and a `pathlib.Path` are
+                paths. A list of strings is paths if all are existing files, texts if none is; else it is refused.
             vocab_size (`int`): pieces in all, with the special, reserved and 256 byte pieces.
             normalization (`str`, *optional*): "nfc" (one code for composed and decomposed letters) or "nfkc" (also
                 folds wide and other variants); None keeps every character and makes decoding exact.
-            reserved (`Sequence[str]`): strings that are one piece each, never split and never part of another, such
-                as placeholders. Of two that overlap in a text, the one that begins first counts, then the longer.
-                They hold the last ids.
+            reserved (`Sequence[str]`): strings that are always one piece, such as placeholders, with the last ids.
+                Of two that overlap in a text, the one that begins first counts, then the longer one.
             extra_special_tokens (`Sequence[str]`): more control tokens, such as language tags, with the ids from 3.
             min_frequency (`int`): how often a pair of pieces has to occur to become one piece.
             allow_fewer (`bool`): accept a smaller vocabulary where the text cannot give `vocab_size` pieces.
-            max_memory_mib (`int`, *optional*): about how much memory, in MiB, text and training may take. Texts past
-                it are sampled evenly over the whole input, and `training_report` says how many were used. None: all
-                texts are used and none is held, but the words of the trainer can grow without bound.
+            max_memory_mib (`int`, *optional*): about how much memory, in MiB, the training may take. Of more text an
+                even sample is used, with its size in `training_report`. None: all texts, and no bound.
             model_max_length (`int`, *optional*): pieces that `truncation=True` keeps, with the end token; None: all.
             show_progress (`bool`, *optional*): a bar on standard error; None: if that is a terminal.
 
@@ -114,35 +108,32 @@ class VaswaniTokenizer(PreTrainedTokenizerFast):
             `VaswaniTokenizer`; its `training_report` holds "texts_read", "texts_used" and "min_frequency".
 
         Raises:
-            ValueError: for a wish that the text cannot meet (the message names the largest size), a damaged file
-                (with its line), or a special or reserved string that ordinary text could spell.
+            ValueError: for a size that the text cannot give (the largest possible one is named), a damaged file (with
+                its line), or a special or reserved string that ordinary text could spell.
             TypeError: for a text that is no `str`, with its number.
         """
-        if normalization is not None and normalization not in _NORMALIZERS:
+        if normalization not in (None, *_NORMALIZERS):
             raise ValueError(f"`normalization` must be None, 'nfc' or 'nfkc', got {normalization!r}.")
         if isinstance(reserved, str) or isinstance(extra_special_tokens, str):
             raise TypeError("`reserved` and `extra_special_tokens` must be lists of strings, got one string.")
-        if min_frequency < 1:
-            raise ValueError(f"`min_frequency` must be at least 1, got {min_frequency}.")
         specials = [*_SPECIAL_TOKENS, *extra_special_tokens]
-        names = [*specials, *reserved]
-        if "" in names or len(set(names)) < len(names):
+        if "" in (names := [*specials, *reserved]) or len(set(names)) < len(names):
             raise ValueError(f"Special and reserved strings must be non-empty and distinct, got {names}.")
         backend = _untrained(models.BPE(), normalization)
         for token in extra_special_tokens:
-            runs = backend.pre_tokenizer.pre_tokenize_str(token)
-            if set(token) <= _ALPHABET and not (token.isascii() and len(runs) > 1):
+            if _can_be_piece(backend, token):
                 raise ValueError(f"Text could spell the special token {token!r}. Use brackets and ASCII: '<tag>'.")
         added_count = len(set(reserved) - _ALPHABET)
         if vocab_size < (least := len(specials) + len(_ALPHABET) + added_count):
-            raise ValueError(
-                f"`vocab_size` must be at least {least} here ({len(specials)} special tokens, {len(_ALPHABET)} bytes, "
-                f"{added_count} reserved pieces), got {vocab_size}."
-            )
+            parts = f"{len(specials)} special tokens, {len(_ALPHABET)} bytes, {added_count} reserved pieces"
+            raise ValueError(f"`vocab_size` must be at least {least} here ({parts}), got {vocab_size}.")
 
         report = {"texts_read": 0, "texts_used": 0, "min_frequency": min_frequency}
-        source, origin = _texts(files_or_iterator)
-        texts = _sample(_checked(source, report), max_memory_mib, report)
+        found, origin = _texts(files_or_iterator)
+        # Bars of our own, as the trainer's print empty lines to standard output.
+        hidden = not (sys.stderr.isatty() if show_progress is None else show_progress)
+        found = logging.tqdm(found, desc="Reading texts", unit=" texts", disable=hidden)
+        texts = logging.tqdm(_sample(_checked(found, report), max_memory_mib, report), desc="Training", disable=hidden)
         if reserved:
             cut = re.compile("|".join(map(re.escape, sorted(reserved, key=len, reverse=True))))
             texts = (part for text in texts for part in cut.split(text))
@@ -151,7 +142,7 @@ class VaswaniTokenizer(PreTrainedTokenizerFast):
             min_frequency=min_frequency,
             special_tokens=[AddedToken(token, normalized=False, special=True) for token in specials],
             initial_alphabet=sorted(_ALPHABET),
-            show_progress=sys.stderr.isatty() if show_progress is None else show_progress,
+            show_progress=False,
         )
         backend.train_from_iterator(texts, trainer)
         tokenizer = cls(
@@ -161,17 +152,15 @@ class VaswaniTokenizer(PreTrainedTokenizerFast):
             training_report=report,
         )
         tokenizer.add_tokens([AddedToken(string, normalized=False, special=False) for string in reserved])
-        if len(tokenizer) < vocab_size and not allow_fewer:
+        if (most := len(tokenizer)) < vocab_size and not allow_fewer:
             raise ValueError(
-                f"{origin} can give at most {len(tokenizer)} pieces, `vocab_size` is {vocab_size} (texts: "
-                f"{report['texts_used']}, `min_frequency`: {min_frequency}). Ask for {len(tokenizer)} or fewer, pass "
-                "`allow_fewer=True` to take what there is, or add text."
+                f"{origin} can give at most {most} pieces, `vocab_size` is {vocab_size} ({report['texts_used']} texts, "
+                f"`min_frequency` {min_frequency}). Ask for {most} or fewer, pass `allow_fewer=True`, or add text."
             )
         return tokenizer
 
     def train_new_from_iterator(self, text_iterator: Any, vocab_size: int, *args: Any, **kwargs: Any) -> Any:
-        # The parent class forgets added tokens that are not special.
-        reserved = self.reserved
+        reserved = self.reserved  # which the parent class forgets
         tokenizer = super().train_new_from_iterator(text_iterator, vocab_size - len(reserved), *args, **kwargs)
         tokenizer.training_report = None
         tokenizer.add_tokens([AddedToken(string, normalized=False, special=False) for string in reserved])
@@ -198,17 +187,16 @@ class VaswaniTokenizer(PreTrainedTokenizerFast):
         Returns:
             `str` or `list[str]`.
         """
-        ids = self._ignored_as_padding(to_py_obj(token_ids))
-        return super().decode(ids, skip_special_tokens=skip_special_tokens, **kwargs)
+        return super().decode(self._ignored_as_padding(to_py_obj(token_ids)), skip_special_tokens, **kwargs)
 
     def batch_decode(self, sequences: Any, skip_special_tokens: bool = True, *args: Any, **kwargs: Any) -> list[str]:
         """As `decode`, for a batch; always a list."""
         return super().batch_decode(sequences, skip_special_tokens, *args, **kwargs)
 
     def _ignored_as_padding(self, ids: Any) -> Any:
-        if isinstance(ids, (list, tuple)):
+        if isinstance(ids, list):
             return [self._ignored_as_padding(i) for i in ids]
-        return self.pad_token_id if ids == _IGNORED_LABEL else ids
+        return self.pad_token_id if ids == -100 else ids
 
     # ------------------------------------------------------------------ the vocabulary
     @property
@@ -237,13 +225,15 @@ class VaswaniTokenizer(PreTrainedTokenizerFast):
         return self.get_vocab()
 
     def _add_tokens(self, new_tokens: Any, special_tokens: bool = False) -> int:
-        known = self.added_tokens_encoder
+        backend, known = self.backend_tokenizer, self.added_tokens_encoder
+        if backend.token_to_id("Ġ") is None:  # a foreign vocabulary, not spelled in bytes
+            return super()._add_tokens(new_tokens, special_tokens=special_tokens)
         for token in new_tokens:
-            is_special = special_tokens or getattr(token, "special", False)
-            is_piece = str(token) not in known and self.backend_tokenizer.token_to_id(str(token)) is not None
+            is_special, name = special_tokens or getattr(token, "special", False), str(token)
+            is_piece = name not in known and backend.token_to_id(name) is not None and _can_be_piece(backend, name)
             # The vocabulary spells bytes by letters: an accented letter may be there as a byte of another one.
-            if is_piece and (is_special or not str(token).isascii()):
-                raise ValueError(f"{str(token)!r} is a piece that ordinary text can give. Take a longer string.")
+            if is_piece and (is_special or not name.isascii()):
+                raise ValueError(f"{name!r} is a piece that ordinary text can give. Take a longer string.")
         added_count = super()._add_tokens(new_tokens, special_tokens=special_tokens)
         # The decoder takes letters of its alphabet for bytes, so an added token made of them is first spelled in bytes.
         rules = [
@@ -252,17 +242,22 @@ class VaswaniTokenizer(PreTrainedTokenizerFast):
             if not token.isascii() and set(token) <= _ALPHABET
         ]
         if rules:
-            self.backend_tokenizer.decoder = decoders.Sequence([*rules, decoders.ByteLevel()])
+            backend.decoder = decoders.Sequence([*rules, decoders.ByteLevel()])
         return added_count
 
-    # ------------------------------------------------------------------ loading
+    # ------------------------------------------------------------------ saving and loading
+    def _save_pretrained(self, *args: Any, **kwargs: Any) -> Any:
+        # The lengths of the last call would travel in the file, and cut the texts of whoever reads it alone.
+        self.backend_tokenizer.no_truncation()
+        self.backend_tokenizer.no_padding()
+        return super()._save_pretrained(*args, **kwargs)
+
     @classmethod
     def convert_to_native_format(cls, trust_remote_code: bool = False, **kwargs: Any) -> dict[str, Any]:
-        # The tokenizer file is complete. The parent class would keep only its vocabulary for a class with an own
-        # `__init__`, and lose the reserved pieces and the normalization.
-        if kwargs.get("tokenizer_file"):
-            return kwargs
-        return super().convert_to_native_format(trust_remote_code=trust_remote_code, **kwargs)
+        # The tokenizer file is complete. For a class with an own `__init__`, the parent class would keep the vocabulary
+        # of it alone, without normalization and reserved pieces.
+        native = super().convert_to_native_format
+        return kwargs if kwargs.get("tokenizer_file") else native(trust_remote_code=trust_remote_code, **kwargs)
 
 
 # ---------------------------------------------------------------------- helpers
@@ -275,6 +270,12 @@ def _untrained(model: models.Model, normalization: str | None = None) -> Tokeniz
     return backend
 
 
+def _can_be_piece(backend: Tokenizer, string: str) -> bool:
+    """Whether the vocabulary could come to hold, for some text, a piece that is spelled like this string."""
+    runs = backend.pre_tokenizer.pre_tokenize_str(string)
+    return set(string) <= _ALPHABET and not (string.isascii() and len(runs) > 1)
+
+
 def _texts(source: Any) -> tuple[Iterator[Any], str]:
     """The texts of any source, and what to call it in a message."""
     if isinstance(source, (str, os.PathLike)):
@@ -284,10 +285,8 @@ def _texts(source: Any) -> tuple[Iterator[Any], str]:
         if source and all(files):
             return (line for path in source for line in _lines(path)), ", ".join(map(str, source))
         if any(files):
-            raise ValueError(
-                f"Some items of the list are files, but {source[files.index(False)]!r:.100} is none. Correct the path, "
-                "or pass `iter(texts)` if these are texts."
-            )
+            wrong = repr(source[files.index(False)])[:100]
+            raise ValueError(f"Only some of the list are files: {wrong} is none. For texts, pass `iter(texts)`.")
         return iter(source), "The list (taken as texts, since none of it is an existing file)"
     return iter(source), "The text"
 
@@ -318,16 +317,14 @@ def _checked(source: Iterator[Any], report: dict[str, int]) -> Iterator[str]:
 def _sample(texts: Iterator[str], limit_mib: int | None, report: dict[str, int]) -> Iterator[str]:
     """All texts, or an even sample of them that keeps text and training near the limit of memory."""
     if limit_mib is None:
-        for report["texts_used"], text in enumerate(texts, 1):
-            yield text
-        return
+        return (yield from (text for report["texts_used"], text in enumerate(texts, 1)))
     # Every text draws a number, and those with the smallest ones stay, as many as fit.
     held: list[tuple[float, int, str]] = []
     draw, limit, room = random.Random(0).random, 1.0, limit_mib * 2**20
     for text in texts:
         if (number := draw()) < limit:
-            # Measured: a held text costs 250 bytes and its letters; the trainer holds 120 bytes for each byte of a
-            # word that it has not met before, as runs without blanks (Thai, Chinese) nearly always are.
+            # Measured: a text costs 250 bytes and its letters; and the trainer keeps 120 bytes for each byte of a
+            # new word, which a run without blanks (Thai, Chinese) nearly always is.
             cost = 250 + 3 * len(text) + 120 * sum(len(run.encode()) for run in text.split() if len(run) > 24)
             heapq.heappush(held, (-number, cost, text))
             room -= cost
@@ -336,20 +333,16 @@ def _sample(texts: Iterator[str], limit_mib: int | None, report: dict[str, int])
                 limit, room = -number, room + cost
     report["texts_used"] = len(held)
     if len(held) < report["texts_read"]:
-        logger.warning(
-            f"The vocabulary is trained on an even sample of {len(held)} of {report['texts_read']} texts, to stay near "
-            f"`max_memory_mib={limit_mib}`. Raise it, or pass None, to use more."
-        )
+        part = f"{len(held)} of {report['texts_read']} texts, an even sample"
+        logger.warning(f"Training on {part}, for `max_memory_mib={limit_mib}`. Raise it, or pass None, to use more.")
     yield from (held.pop()[2] for _ in range(len(held)))
 
 
 def _refuse_surrogates(text: Any, where: str) -> None:
     """Raises for half a character in a text, or in any text of a nested list."""
     if isinstance(text, str) and (hit := re.search("[\ud800-\udfff]", text)):
-        raise ValueError(
-            f"{where}, character {hit.start() + 1}: lone surrogate U+{ord(hit[0]):04X}, which is no character but half "
-            "of one. Decode the source of this text again."
-        )
+        place = f"{where}, character {hit.start() + 1}: U+{ord(hit[0]):04X}"
+        raise ValueError(f"{place} is a lone surrogate, no character. Decode the source of this text again.")
     for number, item in enumerate(text, 1) if isinstance(text, (list, tuple)) else ():
         _refuse_surrogates(item, f"{where} {number}")
 

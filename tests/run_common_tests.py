@@ -44,7 +44,7 @@ STAND_INS = {
     ),
 }
 
-DRIVER = '''
+DRIVER = """
 import unittest
 
 import torch
@@ -95,7 +95,7 @@ class VaswaniModelTest(ModelTesterMixin, GenerationTesterMixin, unittest.TestCas
 
     def test_config(self):
         self.config_tester.run_common_tests()
-'''
+"""
 
 # Two models: the paper's, and one that takes every other road.
 SETTINGS = {
@@ -153,7 +153,9 @@ def lay_out(archive: Path, folder: Path) -> Path:
     for name, settings in SETTINGS.items():
         driver = folder / "tests" / f"test_modeling_vaswani_{name}.py"
         driver.write_text(DRIVER.replace("**SETTINGS", f"**{settings!r}"), encoding="utf-8")
-    (folder / "pytest.ini").write_text("[pytest]\naddopts = -q -p no:cacheprovider -W ignore::pytest.PytestUnknownMarkWarning\n", encoding="utf-8")
+    (folder / "pytest.ini").write_text(
+        "[pytest]\naddopts = -q -p no:cacheprovider -W ignore::pytest.PytestUnknownMarkWarning\n", encoding="utf-8"
+    )
     return folder
 
 

@@ -248,6 +248,9 @@ def test_a_given_length_wins_over_the_default_limit(tiny_config, batch):
     assert model.generate(**source, max_length=6).shape[1] == 6
     assert model.generate(**source, generation_config=GenerationConfig(max_new_tokens=9)).shape[1] == 10
     assert model.generate(**source, max_length_offset=3).shape[1] == 1 + 7 + 3
+    given = GenerationConfig(num_beams=2)
+    assert model.generate(**source, generation_config=given).shape[1] == 58
+    assert given.max_new_tokens is None
     model.generation_config.max_new_tokens = 4
     assert model.generate(**source).shape[1] == 5
     model.generation_config.max_new_tokens = None

@@ -1,17 +1,24 @@
 """The translation pipeline: what goes in, what comes out, in which order, for our models and the library's."""
 
+import gc
+import inspect
 import io
 import itertools
 import os
+import random
 import re
 import subprocess
 import sys
+import time
 import types
 
 import pytest
 import torch
 import transformers
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
+from tqdm import tqdm
 from transformers import (
     BartConfig,
     BartForConditionalGeneration,
@@ -34,8 +41,8 @@ FIVE = "Es regnet. Dr. Weiß schläft! Wer kommt um 3.30 Uhr? Am 3. Mai z. B. ni
 
 
 # ---------------------------------------------------------------------- small models and tokenizers
-def byte_tokenizer(languages=(), **kwargs):
-    """One piece per byte: ids 0 to 2 are pad, end and unknown; then 256 bytes; then language codes."""
+def byte_tokenizer(**kwargs):
+    """One piece per byte: ids 0 to 2 are pad, end and unknown; then 256 bytes."""
     pieces = ["<pad>", "</s>", "<unk>", *sorted(pre_tokenizers.ByteLevel.alphabet())]
     backend = Tokenizer(models.BPE({piece: i for i, piece in enumerate(pieces)}, []))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -46,24 +53,8 @@ def byte_tokenizer(languages=(), **kwargs):
         pad_token="<pad>",
         eos_token="</s>",
         unk_token="<unk>",
-        extra_special_tokens=list(languages),
         **kwargs,
     )
-
-
-class LanguageTokenizer(PreTrainedTokenizerFast):
-    """Behaves as the library's multilingual tokenizers do: the source's code stands in front of its text."""
-
-    @property
-    def src_lang(self):
-        return self._src_lang
-
-    @src_lang.setter
-    def src_lang(self, code):
-        self._src_lang = code
-        self._tokenizer.post_processor = processors.TemplateProcessing(
-            single=f"{code} $A </s>", special_tokens=[(code, self.convert_tokens_to_ids(code)), ("</s>", 1)]
-        )
 
 
 SIZES = {
@@ -139,12 +130,16 @@ class Shouting:
         return text.upper()
 
 
-@pytest.fixture
-def shout():
-    """A pipeline whose translations are capitals, over one piece per byte and at most 48 of them."""
+def shouting():
     pipe = VaswaniTranslationPipeline(model=marian(), tokenizer=byte_tokenizer())
     pipe.model.generate = pipe.said = Shouting(pipe.tokenizer)
     return pipe
+
+
+@pytest.fixture
+def shout():
+    """A pipeline whose translations are capitals, over one piece per byte and at most 48 of them."""
+    return shouting()
 
 
 def texts_of(results):
@@ -231,8 +226,7 @@ def test_batches_hold_like_lengths_within_both_budgets(shout):
     assert shout.said.shapes == [(3, 31), (3, 7)]
     shout.said.shapes.clear()
     shout(lines, batch_tokens=62)
-    assert shout.said.shapes == [(2, 31), (4, 29)] or all(rows * columns <= 62 for rows, columns in shout.said.shapes)
-    assert len(shout.said.shapes) >= 2
+    assert shout.said.shapes == [(2, 31), (2, 29), (2, 6)]
 
 
 @pytest.mark.parametrize(
@@ -259,6 +253,7 @@ def test_text_is_found_in_rows(shout, row, kwargs):
         ([{"de": "ja", "en": "yes"}], r"Input 1 .*'de', 'en'.*column"),
         ([{"translation": {"de": "ja", "en": "yes"}}], r"Input 1 .*'de', 'en'.*src_lang"),
         ([b"ja"], "Input 1 .* bytes"),
+        ([{"satz": "ja", "id": "7"}], "Input 1 .*'satz', 'id'"),
     ],
 )
 def test_an_input_without_text_is_named(shout, rows, match):
@@ -272,6 +267,25 @@ def test_what_is_no_text_at_all_is_refused(shout, bad):
         shout(bad)
 
 
+def test_a_source_language_that_would_change_nothing_is_refused(shout):
+    with pytest.raises(ValueError, match=r"`src_lang` is 'de'.*no languages"):
+        shout(["ja"], src_lang="de")
+
+
+def test_many_calls_leave_nothing_behind(shout):
+    generator = random.Random(5)
+    sizes = {}
+    for call in range(1, 1001):
+        shout("wort " * generator.randint(1, 12), return_flags=call % 2 == 0, return_scores=False)
+        shout.said.seen.clear()
+        shout.said.shapes.clear()
+        shout.said.kwargs.clear()
+        if call in (100, 1000):
+            gc.collect()
+            sizes[call] = len(gc.get_objects())
+    assert sizes[1000] < 1.05 * sizes[100]
+
+
 # ---------------------------------------------------------------------- what is not translated
 def test_blank_lines_come_back_empty_and_unseen(shout):
     for passthrough in (True, False):
@@ -280,7 +294,16 @@ def test_blank_lines_come_back_empty_and_unseen(shout):
     assert texts_of(shout(["", " ", "-", "Hello ."])) == ["", "", "-", "HELLO ."]
 
 
-UNTOUCHED = [*map(str, range(1, 32)), "▾", "🙂👍🏽", "https://example.org/a?b=c", "[ˈhaʊs]", "/ʃiː/", "a.b@example.org", "--- 5 %"]
+UNTOUCHED = [
+    *map(str, range(1, 32)),
+    "▾",
+    "🙂👍🏽",
+    "https://example.org/a?b=c",
+    "[ˈhaʊs]",
+    "/ʃiː/",
+    "a.b@example.org",
+    "--- 5 %",
+]
 
 
 def test_text_without_words_passes_through(shout):
@@ -336,12 +359,18 @@ def test_sentences_are_translated_one_by_one_on_demand(shout):
     [
         ("Es regnet. Es schneit.", ["Es regnet.", "Es schneit."]),
         ("Dr. Weiß schläft. Gut!", ["Dr. Weiß schläft.", "Gut!"]),
-        ("Am 3. Mai z. B. und z.B. Das kostet 3.5 Euro. Viel.", ["Am 3. Mai z. B. und z.B. Das kostet 3.5 Euro.", "Viel."]),
+        (
+            "Am 3. Mai z. B. und z.B. Das kostet 3.5 Euro. Viel.",
+            ["Am 3. Mai z. B. und z.B. Das kostet 3.5 Euro.", "Viel."],
+        ),
         ("„Komm!“ Er ging. (Nein.) Doch.", ["„Komm!“", "Er ging.", "(Nein.)", "Doch."]),
         ("“Oh!” she said. No. 5 is alive. No. Never.", ["“Oh!” she said.", "No. 5 is alive.", "No.", "Never."]),
         ("今天下雨。“好！”他说？是", ["今天下雨。", "“好！”", "他说？", "是"]),
         ("Oui : « d'accord ! » Elle part ? Non.", ["Oui : « d'accord ! »", "Elle part ?", "Non."]),
-        ("J. R. R. Tolkien wrote. ¿Qué? ¡Sí! Wait... what", ["J. R. R. Tolkien wrote.", "¿Qué?", "¡Sí!", "Wait... what"]),
+        (
+            "J. R. R. Tolkien wrote. ¿Qué? ¡Sí! Wait... what",
+            ["J. R. R. Tolkien wrote.", "¿Qué?", "¡Sí!", "Wait... what"],
+        ),
         ("ما هذا؟ لا أعرف.", ["ما هذا؟", "لا أعرف."]),
         ("", [""]),
         (" Kein Ende ", [" Kein Ende "]),
@@ -366,6 +395,7 @@ def test_chinese_sentences_get_the_blank_that_other_scripts_need(shout):
         "x" * 500,
         "ein, zwei; drei: " + "vier" * 40 + "  fünf",
         "早上好，我们走吧。" * 9,
+        "x" * 60 + "，",
         "👩🏽‍🚀" * 12 + "é" * 40 + "e\u0301" * 60,
     ],
 )
@@ -377,6 +407,38 @@ def test_long_text_is_split_and_nothing_is_lost(shout, text, caplog):
     assert "Input 1" in caplog.text
     assert "can take 48" in caplog.text
     assert not any(piece.startswith(("\u0301", "\u200d", "🏽")) for piece in shout.said.seen)
+
+
+PARROT = shouting()
+PARROT.said.say = lambda text: text
+
+
+FRAGMENTS = [
+    *"aB1 .!?,;。，」”»\t\u00a0é🏽\u200d\u0301ü\n(",
+    "Ein Satz. ",
+    "Wort, ",
+    "x" * 50,
+    " " * 50,
+    "早上好，" * 9,
+]
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.lists(st.sampled_from(FRAGMENTS), max_size=30).map("".join), st.booleans(), st.booleans())
+def test_no_character_is_ever_lost(text, split_sentences, passthrough):
+    kept = "\n".join(line if line.strip() else "" for line in text.split("\n"))
+    found = PARROT(text, split_sentences=split_sentences, passthrough=passthrough)[0]["translation_text"]
+    # Sentences that meet without a blank in Chinese get one; nothing else may differ.
+    assert found.replace(" ", "") == kept.replace(" ", "")
+    if not set(text) & set("。，"):
+        assert found == kept
+
+
+def test_a_line_of_dots_takes_no_time():
+    start = time.perf_counter()
+    for text in ("." * 100_000, "a" + " " * 100_000 + "b", "," * 100_000, "!”" * 50_000):
+        assert "".join(split_into_sentences(text)) == text
+    assert time.perf_counter() - start < 2.0
 
 
 def test_a_split_is_at_sentences_and_reported_once(shout, caplog):
@@ -425,9 +487,7 @@ def test_four_candidates_of_beam_four(translate):
     assert scores == sorted(scores, reverse=True)
     assert results[0]["translation_text"] == translate(LINES[0])[0]["translation_text"]
     batch = translate.tokenizer(LINES[0], return_tensors="pt")
-    out = translate.model.generate(
-        **batch, num_return_sequences=4, return_dict_in_generate=True, output_scores=True
-    )
+    out = translate.model.generate(**batch, num_return_sequences=4, return_dict_in_generate=True, output_scores=True)
     assert scores == pytest.approx(out.sequences_scores.tolist(), abs=1e-5)
 
 
@@ -543,7 +603,10 @@ def test_generate_arguments_work_at_construction_and_per_call(translate, tokeniz
     assert greedy(text, generation_config=GenerationConfig(max_new_tokens=1, num_beams=1)) == translate(
         text, num_beams=1, max_new_tokens=1
     )
-    assert translate(text, no_repeat_ngram_size=1) != translate(text) or translate(text, min_new_tokens=8) != translate(text)
+    both = ({"no_repeat_ngram_size": 1}, {})
+    once, often = (tokenizer(translate(text, **one)[0]["translation_text"])["input_ids"] for one in both)
+    assert len(set(once)) == len(once)
+    assert len(set(often)) < len(often)
 
 
 def test_our_own_generation_fields_reach_generate(shout):
@@ -553,7 +616,11 @@ def test_our_own_generation_fields_reach_generate(shout):
     pipe("ja", max_length_offset=9, forced_prefix_ids=[17, 18])
     pipe("ja", generation_config=GenerationConfig(num_beams=2))
     first, second = shout.said.kwargs
-    assert (first["length_penalty_type"], first["max_length_offset"], first["forced_prefix_ids"]) == ("power", 9, [17, 18])
+    assert (first["length_penalty_type"], first["max_length_offset"], first["forced_prefix_ids"]) == (
+        "power",
+        9,
+        [17, 18],
+    )
     assert "length_penalty_type" not in second
     assert second["generation_config"].num_beams == 2
 
@@ -575,13 +642,13 @@ def test_a_model_in_training_mode_translates_without_dropout(translate):
     assert translate.model.training
 
 
-@pytest.mark.parametrize("where", ["call", "construction"])
-def test_an_unknown_argument_is_named_with_its_neighbour(translate, where):
-    with pytest.raises(TypeError, match="`num_beam`.*`num_beams`"):
-        if where == "call":
-            translate("ja", num_beam=2)
-        else:
-            VaswaniTranslationPipeline(model=translate.model, tokenizer=translate.tokenizer, num_beam=2)
+def test_an_unknown_argument_is_named_with_its_neighbour(translate):
+    with pytest.raises(TypeError, match=r"`num_beam`.*`num_beams`"):
+        translate("ja", num_beam=2)
+    with pytest.raises(TypeError, match=r"`pass_through`.*`passthrough`"):
+        VaswaniTranslationPipeline(model=translate.model, tokenizer=translate.tokenizer, pass_through=True)
+    with pytest.raises(TypeError, match=r"`xyzzy`.*batch_size, .*split_sentences"):
+        translate("ja", xyzzy=2)
 
 
 @pytest.mark.parametrize(
@@ -644,10 +711,14 @@ def test_a_folder_works_where_the_package_is_missing(translate, tmp_path):
 @pytest.mark.parametrize("task", ["translation", "translation_en_to_de"])
 def test_any_seq2seq_model_translates(make, task, tmp_path):
     model, tokenizer = make(), byte_tokenizer()
-    model.generation_config.max_new_tokens = 8
+    with torch.no_grad():
+        for name, weight in model.named_parameters():  # small random weights hardly heed their source
+            weight.mul_(1.0 if weight.dim() == 1 or "embed_positions" in name else 60.0)
+    model.generation_config.update(max_new_tokens=8, suppress_tokens=[0, 1, 2, *range(97, 270)])
     pipe = pipeline(task, model=model, tokenizer=tokenizer)
     lines = ["A man sleeps.", "Two dogs", "Who is there? Me!"]
     expected = [by_hand(pipe, line) for line in lines]
+    assert len(set(expected)) == len(lines)
     assert texts_of(pipe(lines, batch_size=2)) == expected
     pipe.save_pretrained(tmp_path)
     again = pipeline(task, model=str(tmp_path))  # a plain folder of the library: no trust needed
@@ -681,7 +752,8 @@ def test_registering_leaves_other_tasks_and_another_pipeline_alone(monkeypatch):
 def test_importing_the_file_alone_registers_nothing():
     code = (
         "import importlib.util, transformers.pipelines as p\n"
-        f"spec = importlib.util.spec_from_file_location('alone', {VaswaniTranslationPipeline.__init__.__code__.co_filename!r})\n"
+        f"spec = importlib.util.spec_from_file_location("
+        f"'alone', {inspect.getsourcefile(register_translation_task)!r})\n"
         "spec.loader.exec_module(importlib.util.module_from_spec(spec))\n"
         "assert 'translation' in p.REMOVED_TASKS and 'translation' not in p.PIPELINE_REGISTRY.supported_tasks\n"
     )
@@ -715,16 +787,8 @@ def test_t5_gets_the_prefix_and_settings_of_its_task():
 
 @pytest.fixture
 def many_languages():
-    plain = byte_tokenizer(["eng_Latn", "deu_Latn", "fra_Latn"])
-    tokenizer = LanguageTokenizer(
-        tokenizer_object=plain._tokenizer,
-        pad_token="<pad>",
-        eos_token="</s>",
-        unk_token="<unk>",
-        extra_special_tokens=["eng_Latn", "deu_Latn", "fra_Latn"],
-    )
-    tokenizer.src_lang = "eng_Latn"
-    return tokenizer
+    letters = ["<s>", "<pad>", "</s>", "<unk>", *"abcdefghijklmnopqrstuvwxyz\u2581"]
+    return transformers.NllbTokenizer(vocab={letter: i for i, letter in enumerate(letters)}, merges=[])
 
 
 def test_languages_are_set_per_call_and_by_the_task(many_languages):
@@ -797,3 +861,16 @@ def test_progress_goes_to_standard_error_when_asked_for(shout, capsys):
     shout(["ja"] * 3, progress=False)
     shout("ja", progress=True)  # one text needs no bar
     assert capsys.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize(("is_terminal", "is_wanted"), [(True, True), (True, False), (False, True)])
+def test_progress_is_automatic_on_a_terminal(shout, monkeypatch, is_terminal, is_wanted):
+    import hf_vaswani.pipeline_vaswani as module
+
+    bars = []
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: is_terminal, raising=False)
+    monkeypatch.setattr(module.library_logging, "is_progress_bar_enabled", lambda: is_wanted)
+    monkeypatch.setattr(module, "tqdm", lambda **kwargs: bars.append(kwargs) or tqdm(**{**kwargs, "disable": True}))
+    shout(["ja"] * 3)
+    assert [bar["disable"] for bar in bars] == [not (is_terminal and is_wanted)]
+    assert (bars[0]["delay"], bars[0]["total"], bars[0]["file"]) == (2, 3, sys.stderr)

@@ -137,14 +137,15 @@ def piece_texts(tokenizer: Any, ids: list[int]) -> list[str]:
     """
     from tokenizers.pre_tokenizers import ByteLevel
 
-    letters = sorted(ByteLevel.alphabet())
+    letters = set(ByteLevel.alphabet())
     special = set(tokenizer.all_special_ids)
     texts = []
     for one in ids:
         piece = tokenizer.convert_ids_to_tokens(one)
         text = piece if one in special else tokenizer.decode([one], skip_special_tokens=False)
         if "\ufffd" in text and all(letter in letters for letter in piece):
-            text = "".join(f"‹{_byte_of(letter):02X}›" for letter in piece)
+            raw = bytes(_byte_of(letter) for letter in piece).decode("utf-8", "surrogateescape")
+            text = "".join(f"‹{ord(c) - 0xDC00:02X}›" if 0xDC80 <= ord(c) <= 0xDCFF else c for c in raw)
         elif piece.startswith("▁") and not text.startswith((" ", "▁")):
             text = " " + text  # SentencePiece drops the blank before the first word when it decodes
         texts.append(text.replace(" ", _BLANK).replace("▁", _BLANK).replace("\n", "↵").replace("\t", "→"))
@@ -222,7 +223,7 @@ def _readable(groups: list[list[str]]) -> tuple[list[str], list[list[str]]]:
     families = ["DejaVu Sans"]  # comes with matplotlib
     missing = needed - _letters_of(ft2font, font_manager.findfont("DejaVu Sans"))
     for entry in font_manager.fontManager.ttflist if missing else []:
-        if entry.name in families or entry.style != "normal" or entry.name == "Last Resort":
+        if entry.name in families or entry.style != "normal" or entry.name.startswith("Last Resort"):
             continue
         found = missing & _letters_of(ft2font, entry.fname)
         if found:

@@ -227,8 +227,7 @@ def _train(
         seed=seed,
     )
     result = train(model, dataset, sampler, _collator(tokenizer), recipe, metrics_path)
-    if torch.cuda.is_available():
-        model.cpu()
+    model.cpu()  # it may have been trained elsewhere
     return result
 
 

@@ -10,12 +10,12 @@ import gzip
 import os
 import sys
 import zlib
-from collections.abc import Iterator
+from collections.abc import Generator, Iterable, Iterator
 from contextlib import closing
 from importlib.resources import files
 from itertools import zip_longest
 from pathlib import Path
-from typing import BinaryIO, TypeAlias
+from typing import TypeAlias
 
 if sys.version_info >= (3, 11):
     from importlib.resources.abc import Traversable
@@ -32,11 +32,11 @@ class CorpusError(ValueError):
     """Text that cannot be used as it is; the message names the file, the line and the way out."""
 
 
-def decode_lines(stream: BinaryIO, name: str) -> Iterator[str]:
+def decode_lines(stream: Iterable[bytes], name: str) -> Generator[str, None, None]:
     """Yield the lines of a binary stream as text, as soon as each is complete.
 
     Args:
-        stream (`BinaryIO`): open for reading bytes. name (`str`): what errors call it.
+        stream (iterable of `bytes`): a file open for reading bytes. name (`str`): what errors call it.
 
     Yields:
         `str`: one line without its end. A byte order mark before the first line is dropped.
@@ -58,7 +58,7 @@ def decode_lines(stream: BinaryIO, name: str) -> Iterator[str]:
         yield line.removesuffix("\n").removesuffix("\r").replace("\r", " ")
 
 
-def read_lines(path: TextPath) -> Iterator[str]:
+def read_lines(path: TextPath) -> Generator[str, None, None]:
     """Yield the lines of a text file, plain or gzip.
 
     Args:
@@ -74,7 +74,7 @@ def read_lines(path: TextPath) -> Iterator[str]:
     name = str(where)
     try:
         with where.open("rb") as raw:
-            if name.endswith(".gz"):
+            if where.name.endswith(".gz"):
                 with gzip.open(raw, "rb") as unpacked:
                     yield from decode_lines(unpacked, name)
             else:
