@@ -304,7 +304,7 @@ def test_a_checkpoint_without_generation_settings_gets_the_papers(make_model, tm
 
 
 def test_an_unknown_penalty_type_is_refused(make_model, batch):
-    with pytest.raises(ValueError, match="length_penalty_type.*'bert'"):
+    with pytest.raises(ValueError, match=r"length_penalty_type.*'bert'"):
         make_model().generate(**source_of(batch), length_penalty_type="bert")
 
 

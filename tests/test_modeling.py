@@ -7,7 +7,7 @@ import torch
 from reference_model import Reference, feed_forward, layer_norm, multi_head, position
 from torch import nn
 
-from hf_vaswani import VaswaniConfig, VaswaniForConditionalGeneration, VaswaniModel
+from hf_vaswani import VaswaniConfig, VaswaniModel
 from hf_vaswani.modeling_vaswani import (
     VaswaniAttention,
     VaswaniFeedForward,
@@ -172,7 +172,7 @@ def test_a_separate_source_vocabulary_has_its_own_rows(make_model):
     model = make_model(source_vocab_size=41)
     out = model(input_ids=torch.tensor([[40, 1]]), decoder_input_ids=torch.tensor([[2, 5, 6]]))
     assert out.logits.shape == (1, 3, 37)
-    with pytest.raises(IndexError, match="40.*37 rows in VaswaniDecoder"):
+    with pytest.raises(IndexError, match=r"40.*37 rows in VaswaniDecoder"):
         model(input_ids=torch.tensor([[40, 1]]), decoder_input_ids=torch.tensor([[2, 40]]))
 
 
