@@ -90,7 +90,7 @@ def test_the_width_of_the_search_is_passed_on(folder, feed, capfdbinary):
 
 
 def test_n_best_lists_carry_the_line_number_and_falling_scores(folder, feed, capfdbinary):
-    feed("\n".join(LINES[:2]).encode())
+    feed(f"{LINES[0]}\n\n".encode())
     assert main(["translate", str(folder), "--n-best", "5"]) == 0  # wider than the model's own beam of 4
     rows = [line.split("\t") for line in lines_of(capfdbinary.readouterr().out)]
     assert {len(row) for row in rows} == {3}

@@ -12,6 +12,8 @@ from hf_vaswani.cli import quickstart as module
 from hf_vaswani.cli.main import main
 from hf_vaswani.data import bundled_pairs
 
+DRAW = module._draw
+
 
 @pytest.fixture
 def small(monkeypatch, tmp_path):
@@ -21,6 +23,8 @@ def small(monkeypatch, tmp_path):
         module, "bundled_pairs", lambda split, direction: bundled_pairs(split, direction)[: sizes[split]]
     )
     monkeypatch.setattr(module, "VOCAB_SIZE", 320)
+    # An untrained model talks at length, and a long picture takes long.
+    monkeypatch.setattr(module, "_draw", lambda *_: False)
     monkeypatch.chdir(tmp_path)
     threads = torch.get_num_threads()
     yield tmp_path
@@ -33,6 +37,7 @@ def losses(folder):
 
 
 def test_one_command_makes_a_translator_that_can_be_used_as_it_says(small, capfd, monkeypatch):
+    monkeypatch.setattr(module, "_draw", DRAW)
     assert main(["quickstart", "--updates", "3", "--output", "my model"]) == 0
     out, err = capfd.readouterr()
     folder = small / "my model"
@@ -127,6 +132,7 @@ def test_an_earlier_quickstart_is_replaced_only_when_asked(small, capfd):
 
 
 def test_without_matplotlib_there_is_no_picture_but_all_the_rest(small, capfd, monkeypatch):
+    monkeypatch.setattr(module, "_draw", DRAW)
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     assert main(["quickstart", "--updates", "1"]) == 0
     out, err = capfd.readouterr()
@@ -156,13 +162,15 @@ def test_nonsense_is_refused_before_anything_is_done(small, arguments):
 
 
 def test_importing_the_package_stays_light():
-    heavy = ["datasets", "accelerate", "evaluate", "matplotlib", "sacrebleu"]
+    # Accelerate is not among them: transformers itself imports it where it is installed.
+    heavy = ["datasets", "evaluate", "matplotlib", "sacrebleu", "hf_vaswani.training", "hf_vaswani.cli"]
     code = f"import sys, hf_vaswani; print([name for name in {heavy} if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=200)
     assert done.stdout.strip() == "[]"
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800)
 def test_the_default_run_reaches_its_promised_score(tmp_path):
     from hf_vaswani.cli.quickstart import DEFAULT_MINUTES, UPDATES_PER_MINUTE, quickstart
 

@@ -219,6 +219,7 @@ def test_an_update_without_a_finite_gradient_is_skipped_and_counted(make_model, 
     lines = [json.loads(line) for line in (tmp_path / "m.jsonl").read_text().splitlines()][1:]
     assert (result.updates, result.skipped_count) == (4, 2)
     assert [line.get("update", "skipped") for line in lines] == [1, "skipped", "skipped", 2, 3, 4]
+    assert (lines[1]["skipped_update"], lines[1]["loss"]) == (2, "nan")
     assert all(map(math.isfinite, result.losses))
     assert weights(model).isfinite().all()
 

@@ -1,6 +1,7 @@
 """What a run tells while it goes: a file of JSON lines and a bar on standard error."""
 
 import json
+import math
 import os
 import sys
 from pathlib import Path
@@ -19,9 +20,13 @@ class MetricsFile:
         self._stream = None if path is None else Path(path).open("w", encoding="utf-8")  # noqa: SIM115
 
     def write(self, **values: Any) -> None:
-        """Write one line; floats keep all their digits, so that runs can be compared bit for bit."""
+        """Write one line; floats keep all their digits, so that runs can be compared bit for bit.
+
+        What is no number is written as the string "nan", "inf" or "-inf", because JSON has no such number.
+        """
         if self._stream is not None:
-            self._stream.write(json.dumps(values, allow_nan=True) + "\n")
+            plain = {k: str(v) if isinstance(v, float) and not math.isfinite(v) else v for k, v in values.items()}
+            self._stream.write(json.dumps(plain, allow_nan=False) + "\n")
             self._stream.flush()
 
     def close(self) -> None:
