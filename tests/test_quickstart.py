@@ -175,4 +175,4 @@ def test_the_default_run_reaches_its_promised_score(tmp_path):
     from hf_vaswani.cli.quickstart import DEFAULT_MINUTES, UPDATES_PER_MINUTE, quickstart
 
     result = quickstart(tmp_path / "out", round(DEFAULT_MINUTES * UPDATES_PER_MINUTE))
-    assert result.bleu.score >= 38.0
+    assert result.bleu.score >= 40.0  # 45.00 with two threads
