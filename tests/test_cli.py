@@ -91,7 +91,7 @@ def test_the_width_of_the_search_is_passed_on(folder, feed, capfdbinary):
 
 def test_n_best_lists_carry_the_line_number_and_falling_scores(folder, feed, capfdbinary):
     feed(f"{LINES[0]}\n\n".encode())
-    assert main(["translate", str(folder), "--n-best", "5"]) == 0  # wider than the model's own beam of 4
+    assert main(["translate", str(folder), "--n-best", "5", "--beams", "6"]) == 0
     rows = [line.split("\t") for line in lines_of(capfdbinary.readouterr().out)]
     assert {len(row) for row in rows} == {3}
     assert [row[0] for row in rows] == ["1"] * (len(rows) - 1) + ["2"]
@@ -142,7 +142,8 @@ def test_what_the_user_got_wrong_is_one_sentence_and_no_traceback(folder, feed, 
         (["translate", str(tmp_path / "broken")], "cannot be loaded as a translation model"),
         (["translate", "./owner/name"], "./owner/name: no such folder."),
         (["translate", str(folder), str(tmp_path / "gone.txt")], "gone.txt: no such file."),
-        (["translate", str(folder), "--n-best", "5", "--beams", "3"], "needs --beams of at least 5"),
+        (["translate", str(folder), "--n-best", "5", "--beams", "3"], "needs --beams of at least 5; the search has 3"),
+        (["translate", str(folder), "--n-best", "5"], "needs --beams of at least 5; the search has 4"),
     ]:
         feed(b"x\n")
         assert main(arguments) == 2

@@ -199,6 +199,16 @@ def test_caches_do_not_change_the_result(make_model, batch):
     )
 
 
+def test_a_full_graph_compiled_forward_searches_with_a_static_cache(make_model, batch):
+    model = sharpened(make_model, 3)
+    plain = model.generate(**source_of(batch), max_new_tokens=6)
+    graphs = []
+    model.forward = torch.compile(model.forward, fullgraph=True, backend=lambda graph, _: graphs.append(1) or graph)
+    compiled = model.generate(**source_of(batch), max_new_tokens=6, cache_implementation="static")
+    assert torch.equal(compiled, plain)
+    assert len(graphs) < 6  # not one for each step
+
+
 def test_search_stops_as_soon_as_nothing_can_win(make_model, batch):
     """The model is asked for fewer steps than the limit, and no fewer than the winner has tokens."""
     saved = 0

@@ -50,20 +50,19 @@ def positive(text: str) -> int:
 
 def run(args: argparse.Namespace) -> int:
     """Carry the command out."""
-    if args.n_best and args.beams and args.n_best > args.beams:
-        raise UserError(f"--n-best {args.n_best} needs --beams of at least {args.n_best}.")
     lines = decode_lines(sys.stdin.buffer, "standard input") if args.file == "-" else read_lines(args.file)
     if args.file != "-" and not Path(args.file).is_file():
         raise UserError(f"{args.file}: no such file.")
     translator = load_translator(args.model)
     options: dict[str, Any] = {"batch_size": args.batch_size}
-    beams = args.beams
-    if args.n_best:
-        own_beams = translator.model.generation_config.num_beams or 1
-        beams = args.beams or max(own_beams, args.n_best)
-        options.update(num_return_sequences=args.n_best, return_scores=True)
-    if beams:
+    beams = args.beams or translator.model.generation_config.num_beams or 1
+    if args.beams:
         options["num_beams"] = beams
+    if args.n_best:
+        # A wider search could change the best translation, so it is widened only when asked for.
+        if args.n_best > beams:
+            raise UserError(f"--n-best {args.n_best} needs --beams of at least {args.n_best}; the search has {beams}.")
+        options.update(num_return_sequences=args.n_best, return_scores=True)
     write_translations(translator, lines, sys.stdout.buffer, options, is_n_best=bool(args.n_best))
     return 0
 
