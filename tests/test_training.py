@@ -252,6 +252,7 @@ def test_an_empty_corpus_is_refused(make_model):
     [
         {"updates": 0}, {"micro_batches": 0}, {"warmup_updates": 0}, {"average_last": -1}, {"average_every": 0},
         {"nonfinite_limit": 0}, {"max_seconds": 0.0}, {"max_grad_norm": -1.0},
+        {"rate_factor": float("nan")},
     ],
 )  # fmt: skip
 def test_nonsense_in_a_recipe_is_refused_by_name(changes):

@@ -2,7 +2,6 @@
 
 import argparse
 import json
-import os
 import shlex
 import shutil
 import time
@@ -36,8 +35,11 @@ RATE_FACTOR = 0.7
 AVERAGE_LAST = 10
 AVERAGE_EVERY = 50
 # The plan is counted in updates, so that it is the same on every machine; the clock is only a limit.
-UPDATES_PER_MINUTE = 750
+UPDATES_PER_MINUTE = 700
 DEFAULT_MINUTES = 4.0
+# Matrices this small gain little from a second thread, and two threads that wait for each other on busy cores are
+# slower than one.
+DEFAULT_THREADS = 1
 
 
 @dataclass
@@ -91,9 +93,10 @@ def add_parser(commands: Any) -> None:
     parser.add_argument(
         "--threads",
         type=positive,
-        default=default_threads(),
+        default=DEFAULT_THREADS,
         metavar="N",
-        help="CPU threads (default here: %(default)s); another number may change the last digits of the losses",
+        help="CPU threads (default: %(default)s); 2 save a fifth of the time where nothing else runs, and cost several "
+        "times as much where something does; another number may change the last digits of the losses",
     )
     parser.set_defaults(run=run)
 
@@ -112,12 +115,6 @@ def _seed(text: str) -> int:
     if not text.isdecimal() or int(text) >= 2**32:
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 0 to {2**32 - 1}")
     return int(text)
-
-
-def default_threads() -> int:
-    """Two, or fewer where the process may use only one core or was told so: more do not help a model this small."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, min(2, cores, torch.get_num_threads()))
 
 
 def run(args: argparse.Namespace) -> int:

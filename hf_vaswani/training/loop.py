@@ -59,9 +59,10 @@ class Recipe:
                 raise ValueError(f"`{name}` must be at least 1, got {getattr(self, name)!r}.")
         if self.average_last < 0:
             raise ValueError(f"`average_last` must be at least 0, got {self.average_last!r}.")
-        for name in ("max_seconds", "max_grad_norm"):
-            if getattr(self, name) is not None and not getattr(self, name) > 0:
-                raise ValueError(f"`{name}` must be above 0, got {getattr(self, name)!r}.")
+        for name in ("rate_factor", "max_seconds", "max_grad_norm"):
+            value = getattr(self, name)
+            if value is not None and not 0 < value < math.inf:
+                raise ValueError(f"`{name}` must be a number above 0, got {value!r}.")
 
 
 @dataclass
