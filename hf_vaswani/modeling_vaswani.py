@@ -662,7 +662,7 @@ def label_smoothed_cross_entropy(
         logits (`torch.Tensor`): [B, T, V]. labels (`torch.LongTensor`): [B, T], `ignore_index` where there is none.
         label_smoothing (`float`): eps; 0 gives the negative log-likelihood in nats, whose exp is the perplexity.
         num_items_in_batch (*optional*): target tokens of the whole update; the sum is divided by it. None: by the
-            tokens of this batch. A batch without a single label gives 0, not NaN.
+            tokens of this batch. Where there is not a single label the loss is 0, not NaN.
 
     Returns:
         `torch.Tensor`: a scalar, float32.
@@ -679,10 +679,9 @@ def label_smoothed_cross_entropy(
         label_smoothing=label_smoothing,
     )
     if num_items_in_batch is None:
-        return total / (labels != ignore_index).sum().clamp(min=1)
-    if torch.is_tensor(num_items_in_batch):
-        num_items_in_batch = num_items_in_batch.to(total.device)
-    return total / num_items_in_batch
+        num_items_in_batch = (labels != ignore_index).sum()
+    count = torch.as_tensor(num_items_in_batch, device=total.device)
+    return total / torch.where(count == 0, 1, count)
 
 
 def shift_right(labels: torch.Tensor, decoder_start_token_id: int | None, pad_token_id: int | None) -> torch.Tensor:

@@ -446,10 +446,11 @@ def test_padding_columns_do_not_change_the_loss(make_model, batch):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_labels_that_are_all_ignored_give_zero_with_a_zero_gradient(make_model, batch, dtype):
+@pytest.mark.parametrize("count", [None, 0, torch.tensor(0)], ids=["own", "number", "tensor"])
+def test_labels_that_are_all_ignored_give_zero_with_a_zero_gradient(make_model, batch, dtype, count):
     model = make_model().to(dtype)
     model.train()
-    loss = model(**{**batch, "labels": torch.full((3, 5), -100)}).loss
+    loss = model(**{**batch, "labels": torch.full((3, 5), -100)}, num_items_in_batch=count).loss
     loss.backward()
     assert loss.item() == 0.0
     assert all((p.grad == 0).all() for p in model.parameters())
