@@ -4,6 +4,7 @@ import json
 import shlex
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -68,7 +69,7 @@ def test_one_command_makes_a_translator_that_can_be_used_as_it_says(small, capfd
     assert len(losses(folder)) == 3
 
     # The shell command and the snippet, as printed.
-    command, snippet = out.split("Next, in a shell:\n\n")[1].split("\n\nor in Python:\n\n")
+    command, snippet = out.split("Next, in a shell:\n\n")[1].split(f"\n\nor in Python ({module.this_python()}):\n\n")
     words = shlex.split(command)
     assert words[:3] == ["echo", "Wo ist mein Buch?", "|"]
     assert words[-2:] == ["translate", "my model"]
@@ -160,6 +161,18 @@ def test_nonsense_is_refused_before_anything_is_done(small, arguments):
         main(["quickstart", *arguments])
     assert ended.value.code == 2
     assert list(small.iterdir()) == []
+
+
+def test_what_to_type_next_works_where_the_environment_is_not_active(tmp_path, monkeypatch):
+    folder = tmp_path / "out"
+    monkeypatch.setenv("PATH", "/usr/bin:/bin")
+    command = module.next_commands(folder, "de-en")[0].split(" | ")[1]
+    assert command == f"{sys.executable} -m hf_vaswani.cli translate {folder}"
+    monkeypatch.setattr(module.shutil, "which", lambda name: str(Path(sys.executable).parent / name))
+    assert module.next_commands(folder, "de-en")[0].split(" | ")[1] == f"hf-vaswani translate {folder}"
+    monkeypatch.setattr(module.shutil, "which", lambda name: None)
+    monkeypatch.chdir(Path(sys.executable).parents[1])
+    assert module.this_python() == str(Path("bin") / Path(sys.executable).name)
 
 
 def test_importing_the_package_stays_light():

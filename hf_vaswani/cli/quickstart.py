@@ -4,6 +4,7 @@ import argparse
 import json
 import shlex
 import shutil
+import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -309,7 +310,7 @@ def summary(result: QuickstartResult, direction: str) -> str:
         "",
         *[f"  {command}" for command in next_commands(result.folder, direction)],
         "",
-        "or in Python:",
+        f"or in Python ({this_python()}):",
         "",
         *[f"  {line}" for line in next_snippet(result.folder, direction)],
     ]
@@ -320,9 +321,18 @@ def _example(direction: str) -> str:
     return "Wo ist mein Buch?" if direction.startswith("de") else "Where is my book?"
 
 
+def this_python() -> str:
+    """What to type for the interpreter that runs this, which in an environment that is not active is no `python`."""
+    if shutil.which("python") == sys.executable:
+        return "python"
+    own = Path(sys.executable)
+    return str(own.relative_to(Path.cwd())) if own.is_relative_to(Path.cwd()) else str(own)
+
+
 def next_commands(folder: Path, direction: str) -> list[str]:
     """Shell lines that use the new model."""
-    program = "hf-vaswani" if shutil.which("hf-vaswani") else "python -m hf_vaswani.cli"
+    is_on_path = shutil.which("hf-vaswani") == str(Path(sys.executable).parent / "hf-vaswani")
+    program = "hf-vaswani" if is_on_path else f"{shlex.quote(this_python())} -m hf_vaswani.cli"
     return [f"echo {shlex.quote(_example(direction))} | {program} translate {shlex.quote(str(folder))}"]
 
 
