@@ -166,6 +166,7 @@ def test_nonsense_is_refused_before_anything_is_done(small, arguments):
 def test_what_to_type_next_works_where_the_environment_is_not_active(tmp_path, monkeypatch):
     folder = tmp_path / "out"
     monkeypatch.setenv("PATH", "/usr/bin:/bin")
+    monkeypatch.chdir(tmp_path)  # the environment may lie in the folder that the tests are started from
     command = module.next_commands(folder, "de-en")[0].split(" | ")[1]
     assert command == f"{sys.executable} -m hf_vaswani.cli translate {folder}"
     monkeypatch.setattr(module.shutil, "which", lambda name: str(Path(sys.executable).parent / name))
