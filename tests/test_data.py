@@ -1,15 +1,15 @@
-"""Reading parallel text and cutting it into batches."""
+"""Reading parallel text, and sentence pairs in memory."""
 
 import gzip
+from collections import Counter
 
+import pyarrow as pa
 import pytest
-import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from hf_vaswani.data import (
     CorpusError,
-    TokenBatchSampler,
     TokenizedPairs,
     bundled_pairs,
     read_lines,
@@ -17,17 +17,39 @@ from hf_vaswani.data import (
     read_two_files,
     tokenize_pairs,
 )
+from hf_vaswani.data.corpus import count_lines, decode_lines
+
+
+def zstd(content: bytes) -> bytes:
+    sink = pa.BufferOutputStream()
+    with pa.CompressedOutputStream(sink, "zstd") as stream:
+        stream.write(content)
+    return sink.getvalue().to_pybytes()
 
 
 def write(path, content: bytes):
-    path.write_bytes(gzip.compress(content) if path.name.endswith(".gz") else content)
+    pack = {".gz": gzip.compress, ".zst": zstd}.get(path.suffix, bytes)
+    path.write_bytes(pack(content))
     return path
 
 
 # ------------------------------------------------------------------ lines
 def test_only_a_line_feed_ends_a_line(tmp_path):
     text = "a\u2028b\x0bc\x0cd\x1ce\x85f\u2029g\nh"
-    assert list(read_lines(write(tmp_path / "t", text.encode()))) == ["a\u2028b\x0bc\x0cd\x1ce\x85f\u2029g", "h"]
+    assert list(read_lines(write(tmp_path / "t", text.encode()))) == ["a\u2028b c d e f\u2029g", "h"]
+
+
+def test_marks_and_control_characters_are_removed_and_counted_and_tabs_stay(tmp_path):
+    removed = Counter()
+    # Two files with a byte order mark each, joined.
+    path = write(tmp_path / "t", "\ufeffa b\n\ufeffc\ufeff d\nx\x00y\tz\x07\x7f\x9f\n".encode())
+    assert list(read_lines(path, removed)) == ["a b", "c\ufeff d", "xy\tz"]
+    assert removed == {"byte order marks": 2, "control characters": 4}
+
+
+@given(lines=st.lists(st.text(max_size=20).map(lambda text: text.replace("\n", " ")), max_size=5))
+def test_no_line_is_lost_whatever_it_holds(lines):
+    assert len(list(decode_lines([f"{line}\n".encode() for line in lines], "t"))) == len(lines)
 
 
 def test_carriage_returns_neither_end_a_line_nor_reach_the_text(tmp_path):
@@ -36,11 +58,24 @@ def test_carriage_returns_neither_end_a_line_nor_reach_the_text(tmp_path):
     assert list(read_two_files(src, tgt)) == [("one", "eins"), ("two still two", "zwei"), ("three", "drei")]
 
 
-def test_gzip_and_plain_files_read_alike(tmp_path):
-    content = "\ufeffGrüße\n\n日本\r\nende".encode()
-    expected = ["Grüße", "", "日本", "ende"]
-    assert list(read_lines(write(tmp_path / "t.txt", content))) == expected
-    assert list(read_lines(str(write(tmp_path / "t.txt.gz", content)))) == expected
+@pytest.mark.parametrize("name", ["t.txt", "t.txt.gz", "t.txt.zst"])
+def test_plain_and_packed_files_read_alike(tmp_path, name):
+    path = write(tmp_path / name, "\ufeffGrüße\n\n日本\r\nende".encode())
+    assert list(read_lines(path)) == list(read_lines(str(path))) == ["Grüße", "", "日本", "ende"]
+
+
+@pytest.mark.parametrize("content", [b"", b"\n", b"a", b"a\n", b"a\n\n", b"a\nb", b"a\rb\r\nc"])
+@pytest.mark.parametrize("suffix", ["", ".gz", ".zst"])
+def test_lines_are_counted_as_they_are_read(tmp_path, content, suffix):
+    path = write(tmp_path / f"t{suffix}", content)
+    assert count_lines(path) == len(list(read_lines(path)))
+
+
+def test_a_packed_file_may_be_several_joined(tmp_path):
+    for suffix, pack in ((".gz", gzip.compress), (".zst", zstd)):
+        path = tmp_path / f"joined{suffix}"
+        path.write_bytes(pack(b"one\ntwo") + pack(b" and more\nthree\n"))
+        assert list(read_lines(path)) == ["one", "two and more", "three"]
 
 
 def test_a_byte_that_is_not_utf8_is_named_with_file_line_and_place(tmp_path):
@@ -49,11 +84,44 @@ def test_a_byte_that_is_not_utf8_is_named_with_file_line_and_place(tmp_path):
         list(read_lines(path))
 
 
-@pytest.mark.parametrize("content", [b"no gzip at all\n", gzip.compress(b"x" * 10_000)[:-20]])
-def test_a_damaged_gzip_file_is_refused_by_name(tmp_path, content):
-    path = tmp_path / "cut.gz"
-    path.write_bytes(content)
-    with pytest.raises(CorpusError, match=r"cut\.gz: the file is not a whole gzip file"):
+@pytest.mark.parametrize(("kind", "pack"), [("gzip", gzip.compress), ("zstd", zstd)])
+@pytest.mark.parametrize("is_cut", [False, True])
+def test_a_damaged_packed_file_is_refused_by_name(tmp_path, kind, pack, is_cut):
+    path = tmp_path / f"cut.{'gz' if kind == 'gzip' else 'zst'}"
+    path.write_bytes(pack(bytes(range(65, 90)) * 4000)[:-9] if is_cut else b"not packed at all\n")
+    with pytest.raises(CorpusError, match=rf"cut\..*: the file is not a whole {kind} file"):
+        list(read_lines(path))
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (gzip.compress(b"text\n"), r"holds gzip data, not plain text. Give it a name that ends in \.gz"),
+        (zstd(b"text\n"), r"holds zstd data, not plain text. Give it a name that ends in \.zst"),
+        (b"PK\x03\x04rest", "holds a zip archive"),
+        (b"\xfd7zXZ\x00", "holds xz data"),
+        ("text\n".encode("utf-16"), "holds UTF-16 text"),
+        (bytes(range(128)) * 9, "holds binary data"),
+        (b"\x89PNG\r\n" + bytes(range(256)) * 9, "holds binary data"),
+    ],
+)
+def test_what_is_no_text_is_called_by_its_kind(tmp_path, content, message):
+    plain, packed = tmp_path / "t.txt", tmp_path / "t.gz"
+    plain.write_bytes(content)
+    packed.write_bytes(gzip.compress(content))
+    for path in (plain, packed):
+        with pytest.raises(CorpusError, match=rf"{path.name}: the file {message}"):
+            list(read_lines(path))
+
+
+def test_text_with_many_stray_control_characters_is_still_text(tmp_path):
+    path = write(tmp_path / "t", b"some words\x00 and more of them\n" * 400)
+    assert list(read_lines(path)) == ["some words and more of them"] * 400
+
+
+def test_latin_1_text_is_refused_with_its_place(tmp_path):
+    path = write(tmp_path / "old.de", "eins\nzwei\nfür\n".encode("latin-1"))
+    with pytest.raises(CorpusError, match=r"old\.de, line 3: byte 2 \(0xfc\) is not UTF-8"):
         list(read_lines(path))
 
 
@@ -89,6 +157,28 @@ def test_sides_of_unequal_length_stop_with_both_files_and_counts(tmp_path, src_c
     src, tgt = write(tmp_path / "a.de", b"x\n" * src_count), write(tmp_path / "b.en", b"y\n" * tgt_count)
     with pytest.raises(CorpusError, match=rf"a\.de has {src_count} lines, .*b\.en has {tgt_count}"):
         list(read_two_files(src, tgt))
+
+
+@pytest.mark.parametrize(
+    ("src", "tgt", "place"),
+    [
+        (["a", "", "c", "d"], ["x", "y", "z"], r"is line 2, blank in .*a\.de alone"),
+        (["a", "b", "c"], ["x", "y" * 70, "", "z"], r"is line 2, with 1 letters in .*a\.de and 70 in .*b\.en"),
+        (["a", "b"], ["x", "y", "z"], "no line is blank or much longer in one file alone"),
+    ],
+)
+def test_sides_of_unequal_length_name_the_first_line_that_differs_in_kind(tmp_path, src, tgt, place):
+    paths = write(tmp_path / "a.de", "\n".join(src).encode()), write(tmp_path / "b.en", "\n".join(tgt).encode())
+    with pytest.raises(CorpusError, match=place):
+        list(read_two_files(*paths))
+
+
+def test_the_same_text_on_both_sides_is_refused(tmp_path):
+    src, copy = write(tmp_path / "a.de", b"x\ny\n"), write(tmp_path / "b.en.gz", b"x\ny")
+    for tgt in (src, copy):
+        with pytest.raises(CorpusError, match="hold the same text"):
+            list(read_two_files(src, tgt))
+    assert list(read_two_files(src, write(tmp_path / "c.en", b"x\nz\n"))) == [("x", "x"), ("y", "z")]
 
 
 def test_the_bundled_corpus_is_whole_and_its_parts_are_apart():
@@ -128,91 +218,3 @@ def test_pairs_with_a_blank_side_are_left_out_and_counted():
 def test_sources_without_targets_are_refused():
     with pytest.raises(ValueError, match="2 sources and 1 targets"):
         TokenizedPairs([[3], [4]], [[5]])
-
-
-# ------------------------------------------------------------------ batches
-def padded(batch, src, tgt):
-    return len(batch) * int(src[batch].max()), len(batch) * int(tgt[batch].max())
-
-
-lengths_strategy = st.lists(st.tuples(st.integers(1, 60), st.integers(1, 60)), min_size=1, max_size=80)
-
-
-@given(lengths=lengths_strategy, seed=st.integers(0, 9), budgets=st.tuples(st.integers(60, 200), st.integers(60, 200)))
-@settings(max_examples=60, deadline=None)
-def test_no_batch_is_over_either_budget_and_every_pair_comes_once(lengths, seed, budgets):
-    src, tgt = torch.tensor(lengths).T
-    sampler = TokenBatchSampler(src, tgt, *budgets, seed=seed)
-    for epoch in (0, 1):
-        sampler.set_epoch(epoch)
-        batches = list(sampler)
-        assert len(batches) == len(sampler)
-        assert sorted(i for batch in batches for i in batch) == list(range(len(lengths)))
-        for batch in batches:
-            src_size, tgt_size = padded(batch, src, tgt)
-            assert src_size <= budgets[0]
-            assert tgt_size <= budgets[1]
-
-
-def many_lengths(count=4000):
-    generator = torch.Generator().manual_seed(3)
-    src = torch.randint(1, 61, (count,), generator=generator)
-    return src, (src + torch.randint(-3, 4, (count,), generator=generator)).clamp(1, 60)
-
-
-def test_pairs_of_like_length_share_a_batch_and_fill_it():
-    src, tgt = many_lengths()
-    sampler = TokenBatchSampler(src, tgt, 900, 900)
-    used = sum(padded(batch, src, tgt)[0] for batch in sampler)
-    assert int(src.sum()) / used > 0.95
-    assert len(sampler) < 1.3 * int(src.sum()) / 900
-
-
-def test_the_order_is_a_function_of_seed_and_epoch():
-    src, tgt = many_lengths(400)
-    make = lambda seed, epoch: _at_epoch(TokenBatchSampler(src, tgt, 300, 300, seed=seed), epoch)  # noqa: E731
-    assert make(1, 2) == make(1, 2)
-    assert make(1, 2) != make(1, 3)
-    assert make(1, 2) != make(2, 2)
-
-
-def _at_epoch(sampler, epoch):
-    sampler.set_epoch(epoch)
-    return list(sampler)
-
-
-def test_pairs_of_equal_lengths_meet_others_in_the_next_epoch():
-    src = tgt = torch.full((64,), 5)
-    sampler = TokenBatchSampler(src, tgt, 40, 40)
-    together = [{frozenset(batch) for batch in _at_epoch(sampler, epoch)} for epoch in (0, 1)]
-    assert together[0] != together[1]
-
-
-def test_without_shuffling_the_shortest_come_first_in_every_epoch():
-    src, tgt = torch.tensor([9, 2, 5, 2]), torch.tensor([1, 8, 1, 3])
-    sampler = TokenBatchSampler(src, tgt, 9, 9, shuffle=False)
-    assert _at_epoch(sampler, 0) == _at_epoch(sampler, 7) == [[3], [1], [2], [0]]
-
-
-def test_a_pair_over_the_budget_is_refused_with_its_number_or_dropped_and_counted():
-    src, tgt = torch.tensor([3, 4, 50, 5]), torch.tensor([3, 40, 5, 5])
-    with pytest.raises(ValueError, match=r"2 pair\(s\) .* pair 2, with 4 source and 40 target tokens"):
-        TokenBatchSampler(src, tgt, 30, 30)
-    sampler = TokenBatchSampler(src, tgt, 30, 30, too_long="drop")
-    assert sampler.dropped_count == 2
-    assert sorted(i for batch in sampler for i in batch) == [0, 3]
-
-
-def test_accelerate_finds_no_batch_size_to_complete_batches_by():
-    sampler = TokenBatchSampler(torch.tensor([2]), torch.tensor([2]))
-    assert not hasattr(sampler, "batch_size")
-    assert (sampler.src_tokens, sampler.tgt_tokens) == (25_000, 25_000)
-
-
-@pytest.mark.parametrize(
-    "changes", [{"src_tokens": 0}, {"tgt_tokens": -1}, {"too_long": "cut"}, {"tgt_lengths": torch.tensor([1])}]
-)
-def test_nonsense_is_refused_by_the_sampler(changes):
-    given_values = {"src_lengths": torch.tensor([1, 2]), "tgt_lengths": torch.tensor([1, 2]), **changes}
-    with pytest.raises(ValueError, match=r"tokens|too_long|lengths"):
-        TokenBatchSampler(**given_values)
