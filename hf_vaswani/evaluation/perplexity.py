@@ -6,36 +6,47 @@ from typing import Any
 import torch
 
 from ..data.batches import TokenBatchSampler
-from ..data.dataset import TokenizedPairs
+from .bare import bare_model
 
 
 @torch.no_grad()
-def perplexity(model: Any, dataset: TokenizedPairs, collator: Any, batch_tokens: int = 4096) -> float:
+def perplexity(model: Any, dataset: Any, collator: Any, batch_tokens: int = 4096, accelerator: Any = None) -> float:
     """exp of the mean negative log-likelihood of all target tokens, end tokens included.
 
     Args:
-        model: a seq2seq model whose loss in evaluation mode is the plain negative log-likelihood.
-        dataset (`TokenizedPairs`): what is measured. collator: pads a list of examples.
+        model: a seq2seq model whose loss in evaluation mode is the plain negative log-likelihood, divided by
+            `num_items_in_batch`.
+        dataset: what is measured, with `len`, one example by index, `src_lengths` and `tgt_lengths`, such as
+            `TokenizedPairs`. collator: pads a list of examples.
         batch_tokens (`int`): budget in padded tokens a batch; it changes the speed, not the result.
+        accelerator (`accelerate.Accelerator`, *optional*): measure with all its processes, each pair once; all must
+            call this, and all get the same number.
 
     Returns:
         `float`: per subword token, so only comparable between models of one vocabulary.
 
     Raises:
-        ValueError: for a dataset without a pair.
+        ValueError: for a dataset without a pair, or without a target token.
     """
     if len(dataset) == 0:
         raise ValueError("There is nothing to measure: the dataset has no pair.")
     src, tgt = dataset.src_lengths, dataset.tgt_lengths
     budget = max(batch_tokens, int(src.max()), int(tgt.max()))
-    was_training = model.training
-    model.eval()
+    rank, processes = (0, 1) if accelerator is None else (accelerator.process_index, accelerator.num_processes)
     total, count = 0.0, 0
-    try:
-        for indices in TokenBatchSampler(src, tgt, budget, budget, shuffle=False):
-            batch = collator([dataset[i] for i in indices]).to(model.device)
-            total += float(model(**batch, num_items_in_batch=1).loss)
-            count += int((batch["labels"] != -100).sum())
-    finally:
-        model.train(was_training)
+    with bare_model(model, accelerator, dtype=torch.float32) as plain:
+        for number, indices in enumerate(TokenBatchSampler(src, tgt, budget, budget, shuffle=False)):
+            if number % processes == rank:
+                batch = {
+                    name: value.to(plain.device) for name, value in collator([dataset[i] for i in indices]).items()
+                }
+                total += float(plain(**batch, num_items_in_batch=1).loss)
+                count += int((batch["labels"] != -100).sum())
+    if accelerator is not None:
+        from accelerate.utils import gather_object
+
+        shares = gather_object([(total, count)])
+        total, count = math.fsum(one for one, _ in shares), sum(one for _, one in shares)
+    if count == 0:
+        raise ValueError("There is nothing to measure: the dataset has no target token.")
     return math.exp(total / count)
