@@ -27,6 +27,15 @@ TINY = {
 }
 
 
+@pytest.fixture(autouse=True)
+def _fresh_accelerate_state():
+    """Accelerate's state is one for all of a process; a test that chose a precision must not choose it for others."""
+    yield
+    from accelerate.state import AcceleratorState
+
+    AcceleratorState._reset_state(reset_partial_state=True)
+
+
 @pytest.fixture
 def tiny_config():
     from hf_vaswani import VaswaniConfig

@@ -10,7 +10,8 @@ import torch
 
 from hf_vaswani import VaswaniConfig, VaswaniForConditionalGeneration, VaswaniTokenizer
 from hf_vaswani.cli.main import main
-from hf_vaswani.cli.output import UserError, check_new_folder, whole_folder
+from hf_vaswani.cli.output import UserError, check_new_folder
+from hf_vaswani.sharing.folders import whole_folder
 
 LINES = ["Ein Hund schläft.", "", "Zwei Katzen\u2028spielen.", "Kein Vogel singt."]
 

@@ -5,11 +5,12 @@ import math
 import os
 import subprocess
 import sys
-from itertools import groupby, pairwise
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 import torch
+from huggingface_hub.errors import StrictDataclassError
 
 from hf_vaswani.data import TokenBatchSampler, TokenizedPairs
 from hf_vaswani.training import Recipe, SnapshotAverage, TrainingDiverged, learning_rate, paper_optimizer, train
@@ -43,17 +44,17 @@ class PadTo:
 class FixedBatches:
     """The same lists of indices in every epoch, and a record of the epochs asked for."""
 
+    src_tokens = tgt_tokens = 40
+
     def __init__(self, *batches):
         self.batches, self.epochs = batches, []
 
-    def set_epoch(self, epoch):
+    def plan(self, epoch):
         self.epochs.append(epoch)
+        return self.batches
 
     def __len__(self):
         return len(self.batches)
-
-    def __iter__(self):
-        return iter(self.batches)
 
 
 def run(model, recipe=None, sampler=None, data=None, collator=None, **kwargs):
@@ -108,7 +109,7 @@ def test_the_optimizer_is_the_papers_adam():
 def test_each_update_has_the_rate_of_its_number_and_a_line_in_the_metrics(make_model, tmp_path):
     result = run(make_model(), Recipe(updates=5, warmup_updates=3, rate_factor=0.5), metrics_path=tmp_path / "m.jsonl")
     head, *lines = [json.loads(line) for line in (tmp_path / "m.jsonl").read_text().splitlines()]
-    assert head["recipe"]["updates"] == 5
+    assert (head["start_after_update"], head["batches_per_update"], head["processes"]) == (0, 1, 1)
     assert [line["update"] for line in lines] == [1, 2, 3, 4, 5]
     assert [line["learning_rate"] for line in lines] == [learning_rate(k, 16, 3, 0.5) for k in range(1, 6)]
     assert [line["loss"] for line in lines] == result.losses
@@ -150,7 +151,7 @@ def test_the_loss_and_the_step_do_not_depend_on_how_an_update_is_split(make_mode
     found = []
     for micro, batches in [(1, ([0, 1, 2, 3],)), (2, ([0], [1, 2, 3])), (4, ([3], [2], [1], [0]))]:
         model = make_model(dropout=0.0, label_smoothing=smoothing)
-        recipe = Recipe(updates=3, warmup_updates=5, micro_batches=micro, average_last=0)
+        recipe = Recipe(updates=3, warmup_updates=5, batches_per_update=micro, average_last=0)
         result = run(model, recipe, FixedBatches(*batches), data)
         assert result.epochs == 3
         assert result.tgt_tokens == 3 * 37
@@ -169,8 +170,7 @@ def test_padding_columns_do_not_change_the_loss(make_model):
 def test_epochs_are_counted_and_told_to_the_sampler(make_model):
     sampler = FixedBatches([0, 1], [2, 3], [4, 5])
     result = run(make_model(), Recipe(updates=7, average_last=0), sampler)
-    # With a single process Accelerate passes the epoch on as well.
-    assert [epoch for epoch, _ in groupby(sampler.epochs)] == [0, 1, 2]
+    assert [*dict.fromkeys(sampler.epochs)] == [0, 1, 2]
     assert result.epochs == pytest.approx(7 / 3)
 
 
@@ -194,10 +194,10 @@ def test_the_model_learns_to_copy(make_model):
 def test_the_clock_ends_a_run_and_nothing_else_changes(make_model, tmp_path):
     model = make_model()
     before = weights(model)
-    result = run(model, Recipe(updates=8, max_seconds=1e-9))
+    result = run(model, Recipe(updates=8, max_minutes=1e-9))
     assert (result.updates, result.stopped_early, result.averaged_count) == (0, True, 0)
     assert torch.equal(weights(model), before)
-    assert not run(model, Recipe(updates=2, max_seconds=1e6)).stopped_early
+    assert not run(model, Recipe(updates=2, max_minutes=1e6)).stopped_early
 
 
 def spoil(model, is_spoilt):
@@ -226,7 +226,7 @@ def test_an_update_without_a_finite_gradient_is_skipped_and_counted(make_model, 
 
 def test_a_run_that_no_longer_has_finite_gradients_ends_with_advice(make_model):
     model = spoil(make_model(), lambda call: call > 2)
-    with pytest.raises(TrainingDiverged, match=r"3 updates in a row, from update 3, .*warmup_updates"):
+    with pytest.raises(TrainingDiverged, match=r"3 updates in a row, at update 3, .*warmup_updates"):
         run(model, Recipe(updates=50, nonfinite_limit=3))
     assert weights(model).isfinite().all()
 
@@ -250,14 +250,20 @@ def test_an_empty_corpus_is_refused(make_model):
 @pytest.mark.parametrize(
     "changes",
     [
-        {"updates": 0}, {"micro_batches": 0}, {"warmup_updates": 0}, {"average_last": -1}, {"average_every": 0},
-        {"nonfinite_limit": 0}, {"max_seconds": 0.0}, {"max_grad_norm": -1.0},
-        {"rate_factor": float("nan")},
+        {"updates": 0}, {"batches_per_update": 0}, {"warmup_updates": 0}, {"average_last": -1}, {"average_every": 0},
+        {"nonfinite_limit": 0}, {"max_minutes": 0.0}, {"max_grad_norm": -1.0},
+        {"rate_factor": float("nan")}, {"precision": "fp8"}, {"loader_workers": -1}, {"seed": -1},
     ],
 )  # fmt: skip
 def test_nonsense_in_a_recipe_is_refused_by_name(changes):
-    with pytest.raises(ValueError, match=f"`{next(iter(changes))}` must be"):
+    with pytest.raises(StrictDataclassError) as caught:
         Recipe(**changes)
+    assert f"`{next(iter(changes))}` must be" in str(caught.value.__cause__ or caught.value)
+
+
+def test_a_wrong_type_in_a_recipe_is_refused_by_name():
+    with pytest.raises(StrictDataclassError, match="updates"):
+        Recipe(updates="many")
 
 
 # ------------------------------------------------------------------ averaging
@@ -307,9 +313,9 @@ from hf_vaswani import VaswaniConfig, VaswaniForConditionalGeneration
 from hf_vaswani.training import Recipe, train
 accelerator = Accelerator(cpu=True)
 torch.manual_seed(0)
-model = VaswaniForConditionalGeneration(VaswaniConfig(**{**TINY, "dropout": 0.0}))
-batches = FixedBatches([0], [1, 2, 3, 4, 5], [6, 7], [8, 9, 10])
-recipe = Recipe(updates=4, warmup_updates=5, average_last=2, average_every=1)
+model = VaswaniForConditionalGeneration(VaswaniConfig(**{**TINY, "dropout": 0.2}))
+batches = FixedBatches([0], [1, 2, 3, 4, 5], [6, 7], [8, 9, 10], [11, 12])
+recipe = Recipe(updates=7, warmup_updates=5, batches_per_update=2, average_last=2, average_every=1)
 result = train(model, copying_pairs(), batches, PadTo(), recipe, accelerator=accelerator)
 if accelerator.is_main_process:
     total = sum(p.double().sum().item() for p in model.parameters())
@@ -328,9 +334,9 @@ def test_two_processes_train_like_one_with_the_same_tokens(make_model, tmp_path)
     )
     assert done.returncode == 0, done.stderr[-2000:]
     processes, losses, tokens, epochs, total = json.loads(done.stdout.splitlines()[-1])
-    model = make_model(dropout=0.0)
-    batches = FixedBatches([0], [1, 2, 3, 4, 5], [6, 7], [8, 9, 10])
-    recipe = Recipe(updates=4, warmup_updates=5, micro_batches=2, average_last=2, average_every=1)
+    model = make_model(dropout=0.2)  # dropout too is a function of the batch, not of the process
+    batches = FixedBatches([0], [1, 2, 3, 4, 5], [6, 7], [8, 9, 10], [11, 12])
+    recipe = Recipe(updates=7, warmup_updates=5, batches_per_update=2, average_last=2, average_every=1)
     alone = run(model, recipe, batches)
     assert processes == 2
     assert losses == pytest.approx(alone.losses, abs=1e-5)

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 
 from ..data.corpus import CorpusError
-from . import quickstart, translate
+from . import average, evaluate, quickstart, score, self_test, train, translate
 from .output import UserError
 
 _BROKEN_PIPE = 128 + 13  # what a shell reports of a program that SIGPIPE ended
@@ -24,6 +24,11 @@ def build_parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     quickstart.add_parser(commands)
     translate.add_parser(commands)
+    train.add_parser(commands)
+    evaluate.add_parser(commands)
+    average.add_parser(commands)
+    score.add_parser(commands)
+    self_test.add_parser(commands)
     return parser
 
 

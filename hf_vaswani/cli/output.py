@@ -1,10 +1,7 @@
-"""How commands meet the user: plain errors, notes on standard error, folders that are whole or absent."""
+"""How commands meet the user: plain errors, notes on standard error, and a look at folders before any work."""
 
 import os
-import shutil
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 
@@ -43,31 +40,3 @@ def check_new_folder(path: Path, overwrite: bool, marker: str) -> None:
         parent = parent.parent
     if not parent.is_dir() or not os.access(parent, os.W_OK):
         raise UserError(f"{path} cannot be made: {parent} is not a folder that you may write to.")
-
-
-@contextmanager
-def whole_folder(path: Path) -> Iterator[Path]:
-    """Give a folder beside `path` to fill; it takes that name once the block ends well, and is removed otherwise.
-
-    Args:
-        path (`Path`): the folder to come, in place of any that is there.
-
-    Yields:
-        `Path`: an empty folder.
-    """
-    full = path.resolve()
-    full.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = full.with_name(f".{full.name}.unfinished-{os.getpid()}")
-    replaced = full.with_name(f".{full.name}.replaced-{os.getpid()}")
-    unfinished.mkdir()
-    try:
-        yield unfinished
-        if full.exists():
-            full.rename(replaced)
-        unfinished.rename(full)
-    except BaseException:
-        if replaced.exists() and not full.exists():
-            replaced.rename(full)
-        shutil.rmtree(unfinished, ignore_errors=True)
-        raise
-    shutil.rmtree(replaced, ignore_errors=True)

@@ -18,9 +18,10 @@ from ..data import TokenBatchSampler, bundled_pairs, tokenize_pairs
 from ..data.corpus import Pair
 from ..evaluation import CorpusScore, chrf_score, perplexity, sacrebleu_score
 from ..modeling_vaswani import VaswaniForConditionalGeneration
+from ..sharing.folders import whole_folder
 from ..tokenization_vaswani import VaswaniTokenizer
 from ..training import Recipe, TrainingDiverged, TrainingResult, train
-from .output import UserError, check_new_folder, note, whole_folder
+from .output import UserError, check_new_folder, note
 from .translate import load_translator, positive
 
 REPORT = "quickstart.json"
@@ -216,7 +217,7 @@ def _train(
     sampler = TokenBatchSampler(dataset.src_lengths, dataset.tgt_lengths, BATCH_TOKENS, BATCH_TOKENS, seed=seed)
     recipe = Recipe(
         updates=updates,
-        max_seconds=None if minutes is None else minutes * 60,
+        max_minutes=minutes,
         warmup_updates=WARMUP_UPDATES,
         rate_factor=RATE_FACTOR,
         average_last=AVERAGE_LAST,

@@ -1,15 +1,27 @@
 """The paper's training recipe."""
 
-from .averaging import SnapshotAverage
-from .loop import Recipe, TrainingDiverged, TrainingResult, train
+from .averaging import AveragingError, SnapshotAverage, average_weights
+from .checkpoint import CheckpointError, CheckpointFolder, Progress
+from .config import ConfigError, TrainingConfig, load_config
+from .loop import TrainingDiverged, TrainingResult, train
+from .recipe import Recipe, make_accelerator
 from .schedule import learning_rate, paper_optimizer
 
 __all__ = [
+    "AveragingError",
+    "CheckpointError",
+    "CheckpointFolder",
+    "ConfigError",
+    "Progress",
     "Recipe",
     "SnapshotAverage",
+    "TrainingConfig",
     "TrainingDiverged",
     "TrainingResult",
+    "average_weights",
     "learning_rate",
+    "load_config",
+    "make_accelerator",
     "paper_optimizer",
     "train",
 ]

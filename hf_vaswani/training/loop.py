@@ -1,23 +1,35 @@
 """The training loop: one optimizer update after another, on whatever Accelerate finds.
 
-Each update takes `micro_batches` batches from every process. Its loss is the sum over all their target tokens divided
-by the number of those tokens, so that it does not matter how an update is split.
+The loss of an update is the sum over all its target tokens divided by their number, so that it does not matter into how
+many batches, over how many processes, the update is cut.
 """
 
+import hashlib
 import math
 import os
+import signal
+import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, field
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import Dataset
 
 from ..data.batches import TokenBatchSampler
 from .averaging import SnapshotAverage
+from .checkpoint import CheckpointError, CheckpointFolder, Progress, read_progress
+from .config import CheckpointConfig, ValidationConfig
+from .loader import rank_loader
 from .metrics import MetricsFile, progress_bar
+from .recipe import Recipe, make_accelerator
 from .schedule import learning_rate, paper_optimizer, set_learning_rate
+
+Validate = Callable[[Any, Any], dict[str, float]]
 
 
 class TrainingDiverged(RuntimeError):
@@ -25,70 +37,38 @@ class TrainingDiverged(RuntimeError):
 
 
 @dataclass
-class Recipe:
-    """What a run does; the defaults are the paper's base run.
-
-    Args:
-        updates (`int`): planned optimizer updates.
-        max_seconds (`float`, *optional*): wall-clock limit, looked at before each update. It decides only where the run
-            ends: no update depends on it.
-        micro_batches (`int`): batches per update and process.
-        warmup_updates (`int`), rate_factor (`float`): see `learning_rate`.
-        max_grad_norm (`float`, *optional*): clip the gradient to this norm. Choice: None, as in the authors' code.
-        average_last (`int`), average_every (`int`): at the end, the weights become the mean of the last `average_last`
-            snapshots, taken every so many updates and after the last one; 0 keeps the last weights.
-        nonfinite_limit (`int`): updates in a row without a finite gradient after which the run ends. One such update
-            is skipped and counted.
-        seed (`int`): of dropout and of the order of batches.
-    """
-
-    updates: int = 100_000
-    max_seconds: float | None = None
-    micro_batches: int = 1
-    warmup_updates: int = 4000
-    rate_factor: float = 1.0
-    max_grad_norm: float | None = None
-    average_last: int = 5
-    average_every: int = 1500
-    nonfinite_limit: int = 10
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        for name in ("updates", "micro_batches", "warmup_updates", "average_every", "nonfinite_limit"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"`{name}` must be at least 1, got {getattr(self, name)!r}.")
-        if self.average_last < 0:
-            raise ValueError(f"`average_last` must be at least 0, got {self.average_last!r}.")
-        for name in ("rate_factor", "max_seconds", "max_grad_norm"):
-            value = getattr(self, name)
-            if value is not None and not 0 < value < math.inf:
-                raise ValueError(f"`{name}` must be a number above 0, got {value!r}.")
-
-
-@dataclass
 class TrainingResult:
     """What a run did.
 
     Args:
-        updates (`int`): optimizer updates done. planned_updates (`int`): those asked for.
+        planned_updates (`int`): those asked for. updates (`int`): done, over all starts of the run.
+        from_update (`int`): where this start began.
         skipped_count (`int`): updates skipped for want of a finite gradient.
-        tgt_tokens (`int`): target tokens trained on. epochs (`float`): passes over the data.
-        seconds (`float`): of wall clock. losses (`list[float]`): of each update done, per target token, in nats.
+        tgt_tokens (`int`): target tokens trained on. epochs (`float`): passes over the data. seconds (`float`): of
+            training, over all starts.
         averaged_count (`int`): snapshots in the final weights.
+        losses (`list[float]`): of each update of this start, per target token, in nats.
+        validations (`list[dict]`): of this start, each with its `update`.
+        best_update (`int`, *optional*): of all starts.
+        ended_by (`str`): "plan", "clock", "patience" or "signal".
     """
 
     planned_updates: int
     updates: int = 0
+    from_update: int = 0
     skipped_count: int = 0
     tgt_tokens: int = 0
     epochs: float = 0.0
     seconds: float = 0.0
     averaged_count: int = 0
     losses: list[float] = field(default_factory=list)
+    validations: list[dict[str, float]] = field(default_factory=list)
+    best_update: int | None = None
+    ended_by: str = "plan"
 
     @property
     def stopped_early(self) -> bool:
-        """Whether the clock ended the run before its plan."""
+        """Whether the run ended before its plan."""
         return self.updates < self.planned_updates
 
 
@@ -100,10 +80,16 @@ def train(
     recipe: Recipe,
     metrics_path: str | os.PathLike[str] | None = None,
     accelerator: Any = None,
+    checkpoints: CheckpointFolder | None = None,
+    checkpoint_plan: CheckpointConfig | None = None,
+    validate: Validate | None = None,
+    validation_plan: ValidationConfig | None = None,
+    resume: bool = False,
 ) -> TrainingResult:
     """Train a model in place.
 
-    The same seed gives the same losses, bit for bit, on the same machine with the same number of threads.
+    The same seed gives the same losses, bit for bit, on the same CPU with the same number of threads, whether the run
+    was interrupted or not.
 
     Args:
         model: a seq2seq model of transformers whose `forward` divides its loss by `num_items_in_batch`.
@@ -111,131 +97,345 @@ def train(
         collator: pads a list of examples, for example transformers' `DataCollatorForSeq2Seq`.
         recipe (`Recipe`): how long and how fast.
         metrics_path (*optional*): a file for one JSON line per update.
-        accelerator (`accelerate.Accelerator`, *optional*): None makes one with its defaults.
+        accelerator (`accelerate.Accelerator`, *optional*): None makes one after the recipe.
+        checkpoints (`CheckpointFolder`, *optional*): where checkpoints go; None: none are written.
+        checkpoint_plan (`CheckpointConfig`, *optional*): when they are written.
+        validate (*optional*): called as validate(model, accelerator) on every process; gives scores by name.
+        validation_plan (`ValidationConfig`, *optional*): when, and which score says what is best.
+        resume (`bool`): go on from the newest checkpoint in `checkpoints`; where there is none, begin.
 
     Returns:
         `TrainingResult`.
 
     Raises:
         TrainingDiverged: `nonfinite_limit` updates in a row had no finite gradient.
+        CheckpointError: the checkpoint is damaged or of another run.
         ValueError: the sampler has no batch.
     """
-    from accelerate import Accelerator
-    from accelerate.utils import set_seed
-
     if len(sampler) == 0:
         raise ValueError("There is nothing to train on: the corpus gives no batch.")
-    accelerator = accelerator or Accelerator()
-    set_seed(recipe.seed, device_specific=accelerator.num_processes > 1)
-    optimizer = paper_optimizer(model.parameters())
-    loader = DataLoader(dataset, batch_sampler=sampler, collate_fn=collator)
-    model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
-    batches = _endless(loader, sampler)
-    d_model = accelerator.unwrap_model(model).config.d_model
-    snapshots = SnapshotAverage(recipe.average_last) if recipe.average_last else None
-    result = TrainingResult(planned_updates=recipe.updates)
-    is_main = accelerator.is_main_process
-    metrics = MetricsFile(metrics_path if is_main else None)
-    metrics.write(recipe=asdict(recipe), processes=accelerator.num_processes, torch_threads=torch.get_num_threads())
+    run = _Run(model, dataset, sampler, collator, recipe, accelerator or make_accelerator(recipe))
+    run.checkpoints, run.checkpoint_plan = checkpoints, checkpoint_plan or CheckpointConfig()
+    run.validate, run.validation_plan = validate, validation_plan or ValidationConfig()
+    if resume and checkpoints is not None:
+        run.resume()
     was_training = model.training
-    model.train()
-    skipped_in_a_row = micro_batch_count = 0
-    start = time.perf_counter()
-    bar = progress_bar(recipe.updates if is_main else None, "training", "update")
+    run.model.train()
     try:
-        while result.updates < recipe.updates and not _out_of_time(start, recipe, accelerator):
-            micro = [next(batches) for _ in range(recipe.micro_batches)]
-            micro_batch_count += len(micro)
-            loss, token_count = _forward_backward(model, micro, accelerator)
-            update = result.updates + 1
-            rate = learning_rate(update, d_model, recipe.warmup_updates, recipe.rate_factor)
-            grad_norm = float(accelerator.clip_grad_norm_(model.parameters(), recipe.max_grad_norm or math.inf))
-            # Gradients are shared before they are measured, so all processes take the same branch.
-            if not math.isfinite(grad_norm):
-                optimizer.zero_grad()
-                result.skipped_count += 1
-                skipped_in_a_row += 1
-                metrics.write(skipped_update=update, loss=loss, grad_norm=grad_norm)
-                if skipped_in_a_row >= recipe.nonfinite_limit:
-                    raise TrainingDiverged(
-                        f"{skipped_in_a_row} updates in a row, from update {update}, had a loss or gradient that is "
-                        "no finite number. Lower the rate (`rate_factor`), lengthen `warmup_updates`, or set "
-                        "`max_grad_norm`."
-                    )
-                continue
-            skipped_in_a_row = 0
-            set_learning_rate(optimizer, rate)
-            optimizer.step()
-            optimizer.zero_grad()
-            result.updates = update
-            result.tgt_tokens += token_count
-            result.losses.append(loss)
-            result.seconds = time.perf_counter() - start
-            if snapshots is not None and update % recipe.average_every == 0:
-                snapshots.add(accelerator.unwrap_model(model))
-            metrics.write(
-                update=update,
-                loss=loss,
-                learning_rate=rate,
-                grad_norm=grad_norm,
-                tgt_tokens=token_count,
-                seconds=round(result.seconds, 3),
-            )
-            bar.update(1)
-            bar.set_postfix(
-                loss=f"{loss:.3f}", tokens_s=f"{result.tgt_tokens / max(result.seconds, 1e-9):,.0f}", refresh=False
-            )
-        plain_model = accelerator.unwrap_model(model)
-        if snapshots is not None and result.updates:
-            if result.updates % recipe.average_every:
-                snapshots.add(plain_model)
-            snapshots.write_into(plain_model)
-            result.averaged_count = len(snapshots)
+        with _stop_signals(run):
+            run.go(metrics_path)
     finally:
-        bar.close()
-        metrics.close()
         model.train(was_training)
-    result.seconds = time.perf_counter() - start
-    result.epochs = micro_batch_count * accelerator.num_processes / len(sampler)
-    return result
+    return run.result
 
 
-def _endless(loader: Any, sampler: TokenBatchSampler) -> Iterator[Any]:
-    """Batches of epoch 0, 1, 2 and so on."""
-    epoch = 0
-    while True:
-        # Accelerate does not pass the epoch on to a sampler that it has split over processes.
-        sampler.set_epoch(epoch)
-        yield from loader
-        epoch += 1
+class _Run:
+    """One start of a run: its parts, and where it stands."""
+
+    checkpoints: CheckpointFolder | None
+    checkpoint_plan: CheckpointConfig
+    validate: Validate | None
+    validation_plan: ValidationConfig
+
+    def __init__(self, model: Any, dataset: Any, sampler: Any, collator: Any, recipe: Recipe, accelerator: Any):
+        self.dataset, self.sampler, self.collator = dataset, sampler, collator
+        self.recipe, self.accelerator = recipe, accelerator
+        self.world_size: int = accelerator.num_processes
+        self.per_process = -(-recipe.batches_per_update // self.world_size)
+        accelerator.gradient_accumulation_steps = self.per_process
+        if recipe.gradient_checkpointing:
+            model.activation_checkpointing_enable()
+        self.d_model: int = model.config.d_model
+        frozen = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        self.model, self.optimizer = accelerator.prepare(model, paper_optimizer(frozen))
+        self.snapshots = SnapshotAverage(recipe.average_last) if recipe.average_last else None
+        self.progress = Progress(run=self._identity(), setting=self._setting())
+        self.result = TrainingResult(planned_updates=recipe.updates)
+        self.should_stop = False
+        self._last_saved = time.perf_counter()
+        self._loss_of_last = 0.0
+
+    def _identity(self) -> dict[str, Any]:
+        """What makes a run the run it is: its text and its order. Weights are checked by their names and shapes."""
+        sampler = self.sampler
+        return {
+            "seed": self.recipe.seed,
+            "batches_per_update": self.recipe.batches_per_update,
+            "pairs": len(self.dataset),
+            "src_tokens": sampler.src_tokens,
+            "tgt_tokens": sampler.tgt_tokens,
+            "text": _fingerprint(self.dataset),
+        }
+
+    def _setting(self) -> dict[str, Any]:
+        return {"processes": self.world_size, "precision": self.accelerator.mixed_precision}
+
+    # ------------------------------------------------------------------ resuming
+    def resume(self) -> None:
+        assert self.checkpoints is not None
+        folder = self.checkpoints.resumable()
+        if folder is None:
+            if self.checkpoints.all():
+                raise CheckpointError(
+                    f"{self.checkpoints.root} has weights, but no checkpoint that a run can go on from: none has its "
+                    "optimizer's state. Name another output folder."
+                )
+            return
+        before = read_progress(folder)
+        for name, now in self._identity().items():
+            then = (before["run"] or {}).get(name)
+            if then != now:
+                raise CheckpointError(
+                    f"{folder} is of another run: `{name}` was {then!r} and is now {now!r}. Put it back, or name "
+                    "another output folder."
+                )
+        self.progress = self.checkpoints.load(folder, self.model, self.optimizer, self.accelerator)
+        self.result.from_update = self.progress.update
+        self.say(f"Resuming after update {self.progress.update:,} ({folder}).")
+        for name, now in self._setting().items():
+            then = (self.progress.setting or {}).get(name)
+            if then != now:
+                self.say(f"Resuming with {name} {now}, where it was {then}: later losses differ in their last digits.")
+        self.progress.setting = self._setting()
+
+    def say(self, text: str) -> None:
+        from tqdm import tqdm
+
+        if self.accelerator.is_main_process:
+            tqdm.write(text, file=sys.stderr)
+
+    # ------------------------------------------------------------------ the loop
+    def go(self, metrics_path: Any) -> None:
+        accelerator, recipe, progress = self.accelerator, self.recipe, self.progress
+        is_main = accelerator.is_main_process
+        metrics = MetricsFile(metrics_path if is_main else None, after_update=progress.update)
+        metrics.write(
+            start_after_update=progress.update,
+            batches_per_update=recipe.batches_per_update,
+            torch_threads=torch.get_num_threads(),
+            **self._setting(),
+        )
+        if recipe.batches_per_update % self.world_size:
+            self.say(
+                f"An update is {recipe.batches_per_update} batches, which {self.world_size} processes cannot share "
+                "evenly: some wait for the others."
+            )
+        start, before = time.perf_counter(), progress.seconds
+        bar = progress_bar(recipe.updates if is_main else None, "training", "update", initial=progress.update)
+        batches = self._batches()
+        try:
+            while progress.update < recipe.updates and self._may_go_on(start):
+                first = (progress.epoch, progress.batch)
+                micro = [next(batches) for _ in range(self.per_process)]
+                record = self._update(first, micro)
+                self._advance()
+                progress.seconds = before + time.perf_counter() - start
+                if record is None:
+                    metrics.write(skipped_update=progress.update + 1, loss=self._loss_of_last)
+                    continue
+                metrics.write(update=progress.update, **record, seconds=round(progress.seconds, 3))
+                if accelerator.log_with:
+                    accelerator.log({k: record[k] for k in ("loss", "learning_rate", "grad_norm")}, progress.update)
+                self.result.losses.append(record["loss"])
+                bar.update(1)
+                bar.set_postfix(
+                    loss=f"{record['loss']:.3f}",
+                    tokens_s=f"{progress.tgt_tokens / max(progress.seconds, 1e-9):,.0f}",
+                    refresh=False,
+                )
+                if self.snapshots is not None and progress.update % recipe.average_every == 0:
+                    self.snapshots.add(accelerator.unwrap_model(self.model, keep_torch_compile=False))
+                if self._validate_and_save(metrics):
+                    self.result.ended_by = "patience"
+                    break
+            if self.checkpoints is not None and self.save() is None and is_main:
+                raise CheckpointError(
+                    f"Training ended after update {progress.update:,}, which could not be written to disk. Make room, "
+                    "then resume: what came after the last checkpoint is trained again."
+                )
+            self._finish()
+        finally:
+            bar.close()
+            metrics.close()
+
+    def _batches(self) -> Iterator[Any]:
+        """This process's batches, from where the run stands, epoch after epoch."""
+        recipe, accelerator = self.recipe, self.accelerator
+        workers = recipe.loader_workers
+        if workers is None:
+            workers = 0 if accelerator.device.type == "cpu" else 2
+        epoch, batch = self.progress.epoch, self.progress.batch
+        while True:
+            plan = self.sampler.plan(epoch)
+            self.plan_length = len(plan)
+            yield from rank_loader(
+                self.dataset, plan, batch, self.collator, recipe.batches_per_update, accelerator.process_index,
+                self.world_size, workers,
+            )  # fmt: skip
+            epoch, batch = epoch + 1, 0
+
+    def _advance(self) -> None:
+        """Count the batches of an update, over the end of the epoch where it comes."""
+        self.progress.batch += self.recipe.batches_per_update
+        if self.progress.batch >= self.plan_length:
+            self.progress.epoch, self.progress.batch = self.progress.epoch + 1, 0
+
+    def _update(self, first: tuple[int, int], micro: list[Any]) -> dict[str, float] | None:
+        """Forward, backward and step; None where the gradient was no number and the weights stay as they were."""
+        accelerator, recipe, progress = self.accelerator, self.recipe, self.progress
+        update = progress.update + 1
+        rate = learning_rate(update, self.d_model, recipe.warmup_updates, recipe.rate_factor)
+        set_learning_rate(self.optimizer, rate)
+        loss, token_count = self._forward_backward(first, micro)
+        self._loss_of_last = loss
+        grad_norm = self._gradient_norm()
+        is_finite = math.isfinite(grad_norm)
+        if is_finite or accelerator.scaler is not None:
+            # A loss scale only falls when the step is taken, which then leaves the weights alone.
+            self.optimizer.step()
+        self.optimizer.zero_grad()
+        if not is_finite:
+            progress.skipped_count += 1
+            progress.skipped_in_a_row += 1
+            if progress.skipped_in_a_row >= recipe.nonfinite_limit:
+                raise TrainingDiverged(
+                    f"{progress.skipped_in_a_row} updates in a row, at update {update}, had a loss or gradient that is "
+                    "no finite number. Lower the rate (`rate_factor`), lengthen `warmup_updates`, or set "
+                    "`max_grad_norm`."
+                )
+            return None
+        progress.skipped_in_a_row = 0
+        progress.update = update
+        progress.tgt_tokens += token_count
+        return {"loss": loss, "learning_rate": rate, "grad_norm": grad_norm, "tgt_tokens": token_count}
+
+    def _forward_backward(self, first: tuple[int, int], micro: list[Any]) -> tuple[float, int]:
+        """Add up the gradients of one update; the loss per target token and the number of target tokens, everywhere."""
+        from accelerate.utils import send_to_device
+
+        accelerator = self.accelerator
+        counts = torch.stack([(batch["labels"] != -100).sum() for batch in micro]).sum().to(accelerator.device)
+        token_count = int(accelerator.reduce(counts, reduction="sum"))
+        # Processes and accumulated batches are averaged by the back end, not added: each share is scaled up in turn.
+        divisor = max(1, token_count) / (self.world_size * self.per_process)
+        total = torch.zeros((), device=accelerator.device)
+        for turn, batch in enumerate(micro):
+            epoch, number = first[0], first[1] + turn * self.world_size + accelerator.process_index
+            # Dropout depends on the batch alone: not on what came before it, nor on which process has it.
+            torch.manual_seed(((self.recipe.seed * 1_000_003 + epoch) * 1_000_003 + number) % 2**63)
+            with accelerator.accumulate(self.model):
+                loss = self.model(**send_to_device(batch, accelerator.device), num_items_in_batch=divisor).loss
+                accelerator.backward(loss)
+            total += loss.detach()
+        return float(accelerator.reduce(total, reduction="sum")) / (self.world_size * self.per_process), token_count
+
+    def _gradient_norm(self) -> float:
+        # Gradients are shared before they are measured, so all processes see the same norm and take the same branch.
+        limit = self.recipe.max_grad_norm or math.inf
+        norm = self.accelerator.clip_grad_norm_(self.model.parameters(), limit)
+        if norm is None:  # DeepSpeed clips by its own configuration and steps within backward
+            norm = self.model.get_global_grad_norm() or 0.0
+        norm = norm.full_tensor() if hasattr(norm, "full_tensor") else norm
+        return float(norm)
+
+    def _may_go_on(self, start: float) -> bool:
+        """False once the clock or a signal ends the run; all processes must agree, or one would wait for ever."""
+        minutes = self.recipe.max_minutes
+        is_over = minutes is not None and time.perf_counter() - start >= minutes * 60
+        flags = torch.tensor([float(is_over), float(self.should_stop)], device=self.accelerator.device)
+        over, stopped = self.accelerator.reduce(flags, reduction="sum").tolist()
+        if stopped:
+            self.result.ended_by = "signal"
+        elif over:
+            self.result.ended_by = "clock"
+        return not over and not stopped
+
+    # ------------------------------------------------------------------ between updates
+    def _validate_and_save(self, metrics: MetricsFile) -> bool:
+        """What is due after an update; True where patience is at its end."""
+        update, plan = self.progress.update, self.validation_plan
+        is_last = update == self.recipe.updates
+        is_save_due = update % self.checkpoint_plan.every_updates == 0  # the last update is saved at the end
+        is_best = False
+        if self.validate is not None and (
+            update % (plan.every_updates or self.checkpoint_plan.every_updates) == 0 or is_last
+        ):
+            is_best = self._measure(metrics)
+        if self.checkpoints is not None and (is_save_due or is_best or self._minutes_are_up()):
+            self.save()
+        return plan.patience is not None and self.progress.without_best >= plan.patience
+
+    def _measure(self, metrics: MetricsFile) -> bool:
+        """Validate; whether this is the best so far."""
+        assert self.validate is not None
+        self.model.eval()
+        scores = self.validate(self.model, self.accelerator)
+        self.model.train()
+        progress, name = self.progress, self.validation_plan.metric
+        value = scores[name] if name == "bleu" else -scores[name]
+        is_best = progress.best_value is None or value > progress.best_value
+        if is_best:
+            progress.best_value, progress.best_update, progress.without_best = value, progress.update, 0
+        else:
+            progress.without_best += 1
+        self.result.validations.append({"update": progress.update, **scores})
+        metrics.write(validated_update=progress.update, **scores, is_best=is_best)
+        if self.accelerator.log_with:
+            self.accelerator.log({f"valid_{k}": v for k, v in scores.items()}, progress.update)
+        shown = ", ".join(f"{k} {v:.2f}" for k, v in scores.items())
+        self.say(f"Update {progress.update:,}: validation {shown}{' (best so far)' if is_best else ''}.")
+        return is_best
+
+    def _minutes_are_up(self) -> bool:
+        minutes = self.checkpoint_plan.every_minutes
+        if minutes is None:
+            return False
+        is_due = torch.tensor(
+            float(time.perf_counter() - self._last_saved >= minutes * 60), device=self.accelerator.device
+        )
+        return float(self.accelerator.reduce(is_due, reduction="sum")) > 0
+
+    def save(self) -> Path | None:
+        assert self.checkpoints is not None
+        self._last_saved = time.perf_counter()
+        return self.checkpoints.save(self.progress, self.model, self.optimizer, self.accelerator)
+
+    def _finish(self) -> None:
+        result, progress = self.result, self.progress
+        if self.snapshots is not None and progress.update > result.from_update:
+            plain = self.accelerator.unwrap_model(self.model, keep_torch_compile=False)
+            if progress.update % self.recipe.average_every:
+                self.snapshots.add(plain)
+            self.snapshots.write_into(plain)
+            result.averaged_count = len(self.snapshots)
+        for name in ("skipped_count", "tgt_tokens", "seconds", "best_update"):
+            setattr(result, name, getattr(progress, name))
+        result.updates = progress.update
+        done = progress.batch / len(self.sampler.plan(progress.epoch)) if progress.batch else 0.0
+        result.epochs = progress.epoch + done
 
 
-def _forward_backward(model: Any, micro: list[Any], accelerator: Any) -> tuple[float, int]:
-    """Add up the gradients of one update; the loss per target token and the number of target tokens, everywhere."""
-    counts = torch.stack([(batch["labels"] != -100).sum() for batch in micro]).sum()
-    token_count = int(accelerator.reduce(counts, reduction="sum"))
-    # Gradients of several processes are averaged, not added: each process's share is scaled up in turn.
-    divisor = max(1, token_count) / accelerator.num_processes
-    total = torch.zeros((), device=accelerator.device)
-    for position, batch in enumerate(micro):
-        is_last = position == len(micro) - 1
-        with _maybe_sync(accelerator, model, is_last):
-            loss = model(**batch, num_items_in_batch=divisor).loss
-            accelerator.backward(loss)
-        total += loss.detach()
-    return float(accelerator.reduce(total, reduction="mean")), token_count
+def _fingerprint(dataset: Any) -> str:
+    """The lengths of all pairs as one number: another text has others."""
+    lengths = torch.stack([dataset.src_lengths, dataset.tgt_lengths]).to(torch.int32).contiguous()
+    return hashlib.sha256(lengths.numpy().tobytes()).hexdigest()[:16]
 
 
-def _maybe_sync(accelerator: Any, model: Any, is_last: bool) -> Any:
-    """Processes exchange gradients once an update, with its last micro-batch."""
-    from contextlib import nullcontext
+@contextmanager
+def _stop_signals(run: _Run) -> Iterator[None]:
+    """An end that is asked for (SIGTERM, as from a cluster's scheduler, or Ctrl-C) comes after the update in hand."""
+    if run.checkpoints is None or threading.current_thread() is not threading.main_thread():
+        yield
+        return
 
-    return nullcontext() if is_last else accelerator.no_sync(model)
+    def ask(number: int, frame: Any) -> None:
+        if run.should_stop:  # asked twice: at once
+            raise KeyboardInterrupt
+        run.should_stop = True
 
-
-def _out_of_time(start: float, recipe: Recipe, accelerator: Any) -> bool:
-    """Whether any process is over the limit; all of them must agree, or one would wait for ever."""
-    if recipe.max_seconds is None:
-        return False
-    is_over = torch.tensor(float(time.perf_counter() - start >= recipe.max_seconds), device=accelerator.device)
-    return float(accelerator.reduce(is_over, reduction="sum")) > 0
+    old = {number: signal.signal(number, ask) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield
+    finally:
+        for number, handler in old.items():
+            signal.signal(number, handler)

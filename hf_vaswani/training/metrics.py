@@ -12,12 +12,22 @@ class MetricsFile:
     """Writes one JSON object a line; each line is on disk before training goes on.
 
     Args:
-        path (*optional*): the file, made anew; None writes nowhere.
+        path (*optional*): the file; None writes nowhere.
+        after_update (`int`): 0 makes the file anew. A resumed run passes the update that it goes on from: lines of
+            later updates, which an interrupted run may have left, are dropped, and the others stay.
     """
 
-    def __init__(self, path: str | os.PathLike[str] | None):
+    def __init__(self, path: str | os.PathLike[str] | None, after_update: int = 0):
+        self._stream = None
+        if path is None:
+            return
+        kept = _lines_up_to(Path(path), after_update) if after_update else []
+        if kept:
+            partial = Path(f"{os.fspath(path)}.unfinished")
+            partial.write_text("".join(kept), encoding="utf-8")
+            partial.replace(path)
         # Open for the whole run; `close` ends it.
-        self._stream = None if path is None else Path(path).open("w", encoding="utf-8")  # noqa: SIM115
+        self._stream = Path(path).open("a" if kept else "w", encoding="utf-8")  # noqa: SIM115
 
     def write(self, **values: Any) -> None:
         """Write one line; floats keep all their digits, so that runs can be compared bit for bit.
@@ -35,10 +45,34 @@ class MetricsFile:
             self._stream.close()
 
 
-def progress_bar(total: int | None, description: str, unit: str) -> Any:
+def _lines_up_to(path: Path, update: int) -> list[str]:
+    """Whole lines of a metrics file that belong to no later update."""
+    kept: list[str] = []
+    if not path.is_file():
+        return kept
+    for line in path.read_text(encoding="utf-8").split("\n"):
+        try:
+            record = json.loads(line)
+        except ValueError:
+            continue  # cut short when the run was killed
+        number = next((record[k] for k in ("update", "validated_update", "start_after_update") if k in record), None)
+        number = record["skipped_update"] - 1 if number is None and "skipped_update" in record else number
+        if number is not None and number > update:
+            continue
+        kept.append(line + "\n")
+    return kept
+
+
+def progress_bar(total: int | None, description: str, unit: str, initial: int = 0) -> Any:
     """A `tqdm` bar on standard error, silent where that is no terminal."""
     from tqdm import tqdm
 
     return tqdm(
-        total=total, desc=description, unit=unit, file=sys.stderr, disable=not sys.stderr.isatty(), dynamic_ncols=True
+        total=total,
+        initial=initial,
+        desc=description,
+        unit=unit,
+        file=sys.stderr,
+        disable=not sys.stderr.isatty(),
+        dynamic_ncols=True,
     )

@@ -1,0 +1,252 @@
+"""A whole run from its recipe, through the command."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from transformers import AutoTokenizer
+
+from hf_vaswani import VaswaniForConditionalGeneration, VaswaniTokenizer
+from hf_vaswani.cli.main import main
+from hf_vaswani.data import bundled_pairs
+from hf_vaswani.evaluation import perplexity
+from hf_vaswani.evaluation.scoring import evaluate_model
+from hf_vaswani.training import load_config
+from hf_vaswani.training.run import load_tokenizer, prepare_run
+
+HERE = Path(__file__).parent
+
+
+def recipe(folder, **changes):
+    """A recipe file over 60 real pairs, 12 of them for validation."""
+    folder.mkdir(parents=True, exist_ok=True)
+    pairs = bundled_pairs("train")[:60]
+    for name, part in (("train", pairs), ("valid", pairs[:12])):
+        for side, language in enumerate(("de", "en")):
+            lines = "".join(f"{pair[side]}\n" for pair in part)
+            (folder / f"{name}.{language}").write_text(lines, encoding="utf-8", newline="\n")
+    source = {
+        name: {"src": str(folder / f"{name}.de"), "tgt": str(folder / f"{name}.en")} for name in ("train", "valid")
+    }
+    content = {
+        "output": str(folder / "run"),
+        "source_language": "de",
+        "target_language": "en",
+        "data": {"train": [source["train"]], "valid": [source["valid"]], "max_length": 60, "workers": 1},
+        "tokenizer": {"vocab_size": 330},
+        "model": {"d_model": 16, "d_ff": 24, "encoder_layers": 1, "decoder_layers": 1, "num_attention_heads": 2},
+        "batches": {"src_tokens": 150, "tgt_tokens": 150},
+        "training": {"updates": 6, "warmup_updates": 5, "seed": 2},
+        "validation": {"every_updates": 3, "num_beams": 1},
+        "checkpoints": {"every_updates": 2, "keep_last": 4, "average_last": 2},
+    }
+    for key, value in changes.items():
+        section, _, name = key.partition("__")
+        if name:
+            content[section][name] = value
+        else:
+            content[section] = value
+    path = folder / "recipe.yaml"
+    path.write_text(yaml.safe_dump(content), encoding="utf-8")
+    return path
+
+
+def losses(folder):
+    lines = [json.loads(line) for line in (folder / "run" / "metrics.jsonl").read_text().splitlines()]
+    return [line["loss"] for line in lines if "update" in line]
+
+
+@pytest.fixture(scope="module")
+def done(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("done")
+    assert main(["train", str(recipe(folder))]) == 0
+    return folder
+
+
+def test_a_run_leaves_a_model_that_is_the_mean_of_its_last_checkpoints(done):
+    run = done / "run"
+    assert sorted(path.name for path in (run / "checkpoints").iterdir()) == [
+        f"update-{n:08d}" for n in (2, 3, 4, 6)
+    ]  # 3 was the best of its time, 6 the last
+    model = VaswaniForConditionalGeneration.from_pretrained(run / "model")
+    parts = [
+        VaswaniForConditionalGeneration.from_pretrained(run / "checkpoints" / f"update-0000000{n}") for n in (4, 6)
+    ]
+    for name, value in model.named_parameters():
+        mean = sum(dict(part.named_parameters())[name].double() for part in parts) / 2
+        assert torch.equal(value, mean.float())
+    tokenizer = AutoTokenizer.from_pretrained(run / "model")
+    assert isinstance(tokenizer, VaswaniTokenizer)
+    assert len(tokenizer) == 330 == model.config.vocab_size
+    result = json.loads((run / "result.json").read_text())
+    assert (result["updates"], result["averaged"]) == (6, ["update-00000004", "update-00000006"])
+    assert len(losses(done)) == 6
+
+
+def test_validation_in_the_run_is_what_the_command_line_finds_afterwards(done):
+    lines = [json.loads(line) for line in (done / "run" / "metrics.jsonl").read_text().splitlines()]
+    measured = [line for line in lines if "validated_update" in line]
+    assert [line["validated_update"] for line in measured] == [3, 6]
+    folder = done / "run" / "checkpoints" / "update-00000006"
+    model, tokenizer = VaswaniForConditionalGeneration.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
+    pairs = bundled_pairs("train")[:12]
+    found = evaluate_model(
+        model, tokenizer, [s for s, _ in pairs], [t for _, t in pairs], target_language="en", num_beams=1
+    )
+    assert found["sacreBLEU"].score == pytest.approx(measured[-1]["bleu"], abs=1e-9)
+    assert measured[-1]["perplexity"] > 1
+    assert callable(perplexity)
+
+
+def test_a_taken_folder_is_refused_gone_on_with_or_replaced(tmp_path, capsys):
+    path = recipe(tmp_path, data__valid=[])
+    assert main(["train", str(path)]) == 0
+    first = losses(tmp_path)
+    assert main(["train", str(path)]) == 2
+    assert "holds a run already, up to update 6" in capsys.readouterr().err
+    assert main(["train", str(path), "--resume", "--set", "training.updates=9"]) == 0
+    assert losses(tmp_path)[:6] == first
+    assert len(losses(tmp_path)) == 9
+    assert main(["train", str(path), "--overwrite"]) == 0
+    assert losses(tmp_path) == first
+    assert "9 updates" in capsys.readouterr().out
+    assert main(["train", str(path), "--resume", "--overwrite"]) == 2
+
+
+def test_resuming_where_there_is_nothing_yet_begins(tmp_path):
+    assert main(["train", str(recipe(tmp_path, data__valid=[])), "--resume"]) == 0
+    assert len(losses(tmp_path)) == 6
+
+
+def test_a_run_of_another_recipe_is_not_gone_on_with(tmp_path, capsys):
+    path = recipe(tmp_path, data__valid=[])
+    assert main(["train", str(path)]) == 0
+    for change in ("training.seed=9", "batches.src_tokens=140", "data.max_length=12"):
+        assert main(["train", str(path), "--resume", "--set", change]) == 2
+        assert "is of another run" in capsys.readouterr().err
+    assert main(["train", str(path), "--resume", "--set", "model.d_ff=25"]) == 2
+    assert "does not fit this model" in capsys.readouterr().err
+
+
+def test_a_dry_run_plans_and_trains_nothing(tmp_path, capsys):
+    assert main(["train", str(recipe(tmp_path)), "--dry-run"]) == 0
+    out = capsys.readouterr().out
+    for word in ("6 updates", "parameters", "FLOPs", "checkpoints"):
+        assert word in out
+    assert not (tmp_path / "run" / "checkpoints").exists()
+    assert not (tmp_path / "run" / "model").exists()
+
+
+def test_training_further_from_a_model_takes_its_tokenizer_and_weights(done, tmp_path):
+    base = done / "run" / "model"
+    path = recipe(tmp_path, model={}, tokenizer={}, start_from=str(base), training__updates=1, data__valid=[])
+    run = prepare_run(load_config(path))
+    loaded = VaswaniForConditionalGeneration.from_pretrained(base)
+    assert run.tokenizer.get_vocab() == AutoTokenizer.from_pretrained(base).get_vocab()
+    assert all(torch.equal(a, b) for a, b in zip(run.model.parameters(), loaded.parameters(), strict=True))
+
+
+def test_a_tokenizer_that_does_not_belong_to_the_model_is_refused(done, tmp_path, capsys):
+    other = tmp_path / "other"
+    VaswaniTokenizer.train(["a b c d"] * 9, vocab_size=263, allow_fewer=True, show_progress=False).save_pretrained(
+        other
+    )
+    path = recipe(tmp_path, model={}, tokenizer={"path": str(other)}, start_from=str(done / "run" / "model"))
+    assert main(["train", str(path)]) == 2
+    assert "do not belong together" in capsys.readouterr().err
+
+
+def test_the_tokenizer_is_learnt_once_and_again_when_the_text_changes(tmp_path, capsys):
+    path = recipe(tmp_path)
+    first = load_tokenizer(load_config(path))
+    again = load_tokenizer(load_config(path))
+    assert first.get_vocab() == again.get_vocab()
+    assert capsys.readouterr().err.count("Learning") == 1
+    with (tmp_path / "train.de").open("a", encoding="utf-8") as stream:
+        stream.write("Und noch ein Satz.\n")
+    with (tmp_path / "train.en").open("a", encoding="utf-8") as stream:
+        stream.write("And another sentence.\n")
+    load_tokenizer(load_config(path))
+    assert capsys.readouterr().err.count("Learning") == 1
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"tokenizer": {"path": "no/such"}}, "tokenizer.path: no/such"),
+        ({"data__train": [{"src": "no.de", "tgt": "no.en"}]}, "no.de: no such file"),
+        ({"data__valid": [{"src": "no.de", "tgt": "no.en"}]}, "no.de: no such file"),
+        ({"tokenizer__vocab_size": 90_000}, "vocab_size"),
+        ({"data__max_length": 2}, "over length"),
+        ({"model": {"preset": "base", "position_encoding": "learned", "max_position_embeddings": 40}}, "40 learned"),
+        ({"target_language": "ja"}, "validation: "),
+        ({"output": "/proc/nothing"}, "cannot be written to"),
+        ({"training__log_with": ["no_such_tracker"]}, "no_such_tracker"),
+    ],
+)
+def test_what_does_not_work_is_one_sentence(tmp_path, capsys, changes, message):
+    assert main(["train", str(recipe(tmp_path, **changes))]) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert "Traceback" not in error
+
+
+def test_a_tracker_that_is_not_installed_is_named(tmp_path, capsys, monkeypatch):
+    import accelerate.tracking
+
+    monkeypatch.setattr(accelerate.tracking, "get_available_trackers", lambda: [])
+    assert main(["train", str(recipe(tmp_path, training__log_with=["tensorboard"]))]) == 2
+    assert "tensorboard is not installed" in capsys.readouterr().err
+
+
+def test_trackers_are_told_the_losses(tmp_path):
+    pytest.importorskip("tensorboard", reason="the tracker is optional")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    assert main(["train", str(recipe(tmp_path, training__log_with=["tensorboard"], data__valid=[]))]) == 0
+    (folder,) = {path.parent for path in (tmp_path / "run").rglob("events.out*") if path.parent.name == "run"}
+    events = EventAccumulator(str(folder)).Reload()
+    assert [round(e.value, 4) for e in events.Scalars("loss")] == [round(v, 4) for v in losses(tmp_path)]
+
+
+# ------------------------------------------------------------------ several processes
+SLOW_PREPARATION = """
+import sys, time, datetime
+import torch
+torch.set_num_threads(1)
+from accelerate import Accelerator, InitProcessGroupKwargs
+import hf_vaswani.training.run as module
+from hf_vaswani import VaswaniTokenizer
+plain = VaswaniTokenizer.train
+def slow(*args, **kwargs):
+    time.sleep(14)
+    return plain(*args, **kwargs)
+VaswaniTokenizer.train = slow
+limit = InitProcessGroupKwargs(timeout=datetime.timedelta(seconds=10))
+module.make_accelerator = lambda recipe, folder: Accelerator(cpu=True, kwargs_handlers=[limit])
+from hf_vaswani.cli.main import main
+sys.exit(main(["train", *sys.argv[1:]]))
+"""
+
+
+def test_processes_wait_for_the_preparation_longer_than_their_time_limit(tmp_path):
+    script = tmp_path / "slow.py"
+    script.write_text(SLOW_PREPARATION)
+    launch = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone"]
+    ended = subprocess.run(
+        [*launch, str(script), str(recipe(tmp_path, training__updates=2))],
+        capture_output=True,
+        text=True,
+        timeout=280,
+        check=False,
+        env={**os.environ, "PYTHONPATH": str(HERE.parent), "OMP_NUM_THREADS": "1"},
+    )
+    assert ended.returncode == 0, ended.stderr[-3000:]
+    assert ended.stderr.count("Learning") == 1
+    assert ended.stdout.count("updates (plan)") == 1
+    assert len(losses(tmp_path)) == 2
