@@ -1,16 +1,17 @@
 """A lossless subword tokenizer: one joint byte-level BPE for source and target, trained on raw text."""
 
-import codecs
 import gzip
+import hashlib
 import heapq
+import importlib
+import io
 import os
-import random
 import re
 import sys
 import zlib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from typing import Any, BinaryIO
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
@@ -27,6 +28,13 @@ _LETTERS = r" ?[\p{L}\p{M}][\p{L}\p{M}\x{200C}\x{200D}]*"
 _WORDS = _LETTERS + r"| ?\p{N}| ?[^\s\p{L}\p{M}\p{N}][^\s\p{L}\p{N}]*|\s+(?!\S)|\s+"
 _BYTES = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
 _ALPHABET = frozenset(pre_tokenizers.ByteLevel.alphabet())  # 256 letters, one for each byte
+# What no piece is learned from: the byte order mark, and control characters but tab, line feed and carriage return.
+_STRAY = re.compile("[\ufeff\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")
+# Measured bytes that a held text takes beside itself, and the trainer for each byte of a word that it has not met yet.
+_TEXT_COST, _WORD_BYTE_COST = 150, 120
+# The trainer's time grows with the square of a word's length, and one of 100,000 letters would take a minute.
+_LONG_RUN = 128
+_LONG_RUNS = re.compile(rf"\S{{{_LONG_RUN}}}(?=\S)|\s{{{_LONG_RUN}}}(?=\s)")
 
 
 class VaswaniTokenizer(PreTrainedTokenizerFast):
@@ -87,10 +95,13 @@ class VaswaniTokenizer(PreTrainedTokenizerFast):
     ) -> "VaswaniTokenizer":
         """Learns one joint vocabulary from the text of both languages.
 
+        The same texts give the same vocabulary, whatever their order, the files they lie in, and the number of threads.
+        Encoding keeps every character; learning leaves byte order marks and control characters out, and counts them.
+
         Args:
-            files_or_iterator: a path or a list of paths (plain or .gz, UTF-8, a text a line; only a line feed ends
-                one), or any iterable of `str`, such as a column of a dataset. A string alone and a `pathlib.Path` are
-                paths. A list of strings is paths if all are existing files, texts if none is; else it is refused.
+            files_or_iterator: a path or a list of paths (plain, .gz or .zst, UTF-8, a text a line; only a line feed
+                ends one), or any iterable of `str`, such as a column of a dataset. A string alone and a `pathlib.Path`
+                are paths. A list of strings is paths if all are existing files, texts if none is; else it is refused.
             vocab_size (`int`): pieces in all, with the special, reserved and 256 byte pieces.
             normalization (`str`, *optional*): "nfc" (one code for composed and decomposed letters) or "nfkc" (also
                 folds wide and other variants); None keeps every character and makes decoding exact.
@@ -99,18 +110,22 @@ class VaswaniTokenizer(PreTrainedTokenizerFast):
             extra_special_tokens (`Sequence[str]`): more control tokens, such as language tags, with the ids from 3.
             min_frequency (`int`): how often a pair of pieces has to occur to become one piece.
             allow_fewer (`bool`): accept a smaller vocabulary where the text cannot give `vocab_size` pieces.
-            max_memory_mib (`int`, *optional*): about how much memory, in MiB, the training may take. Of more text an
-                even sample is used, with its size in `training_report`. None: all texts, and no bound.
+            max_memory_mib (`int`, *optional*): about how much memory, in MiB, the training may take. Of more text a
+                sample over all of it is used, with its size in `training_report`. None: all texts, and no bound.
             model_max_length (`int`, *optional*): pieces that `truncation=True` keeps, with the end token; None: all.
             show_progress (`bool`, *optional*): a bar on standard error; None: if that is a terminal.
 
         Returns:
-            `VaswaniTokenizer`; its `training_report` holds "texts_read", "texts_used" and "min_frequency".
+            `VaswaniTokenizer`; its `training_report` holds "texts_read", "texts_used", "min_frequency", and what was
+            left out of the texts: "byte_order_marks", "control_characters".
 
         Raises:
             ValueError: for a size that the text cannot give (the largest possible one is named), a damaged file (with
                 its line), or a special or reserved string that ordinary text could spell.
             TypeError: for a text that is no `str`, with its number.
+            ImportError: for a .zst file where pyarrow is missing.
+
+        Choice: no text is too long. A run of more than 128 letters or signs without a blank is learned in parts.
         """
         if normalization not in (None, *_NORMALIZERS):
             raise ValueError(f"`normalization` must be None, 'nfc' or 'nfkc', got {normalization!r}.")
@@ -128,7 +143,7 @@ class VaswaniTokenizer(PreTrainedTokenizerFast):
             parts = f"{len(specials)} special tokens, {len(_ALPHABET)} bytes, {added_count} reserved pieces"
             raise ValueError(f"`vocab_size` must be at least {least} here ({parts}), got {vocab_size}.")
 
-        report = {"texts_read": 0, "texts_used": 0, "min_frequency": min_frequency}
+        report = _new_report(min_frequency)
         found, origin = _texts(files_or_iterator)
         # Bars of our own, as the trainer's print empty lines to standard output.
         hidden = not (sys.stderr.isatty() if show_progress is None else show_progress)
@@ -137,6 +152,7 @@ class VaswaniTokenizer(PreTrainedTokenizerFast):
         if reserved:
             cut = re.compile("|".join(map(re.escape, sorted(reserved, key=len, reverse=True))))
             texts = (part for text in texts for part in cut.split(text))
+        texts = (part for text in texts for part in _parts(text))
         trainer = trainers.BpeTrainer(
             vocab_size=vocab_size - added_count,
             min_frequency=min_frequency,
@@ -292,25 +308,55 @@ def _texts(source: Any) -> tuple[Iterator[Any], str]:
 
 
 def _lines(path: str | os.PathLike) -> Iterator[str]:
-    """Lines of a plain or gzip file; only a line feed ends a line."""
+    """Lines of a plain, gzip or Zstandard file; only a line feed ends a line."""
     number = 0
     try:
-        with gzip.open(path) if os.fspath(path).endswith(".gz") else open(path, "rb") as stream:
+        with _open(path) as stream:
             for number, line in enumerate(stream, 1):
-                line = line.removeprefix(codecs.BOM_UTF8) if number == 1 else line
-                yield line.removesuffix(b"\n").removesuffix(b"\r").decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{path}, line {number}, byte {error.start + 1}: not UTF-8. Convert the file first.") from None
-    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-        raise ValueError(f"{path}, after line {number}: damaged gzip data ({error}).") from None
+                try:
+                    yield line.removesuffix(b"\n").removesuffix(b"\r").decode("utf-8")
+                except UnicodeDecodeError as error:
+                    place = f"{path}, line {number}, byte {error.start + 1}"
+                    raise ValueError(f"{place}: not UTF-8. Convert the file first.") from None
+    except (EOFError, OSError, zlib.error) as error:
+        if isinstance(error, OSError) and error.errno is not None:  # a missing file, say
+            raise
+        kind = "Zstandard" if os.fspath(path).endswith(".zst") else "gzip"
+        raise ValueError(f"{path}, after line {number}: damaged {kind} data ({error}).") from None
+
+
+def _open(path: str | os.PathLike) -> BinaryIO:
+    """The unpacked bytes of a file, packed as its name says."""
+    name = os.fspath(path)
+    if name.endswith(".gz"):
+        return gzip.open(path)  # type: ignore[return-value]
+    if not name.endswith(".zst"):
+        return open(path, "rb")
+    try:
+        # Not by a statement: this file travels to the Hub, whose readers would then all need the library.
+        pyarrow = importlib.import_module("pyarrow")
+    except ImportError:
+        raise ImportError(f"{path}: a .zst file is read through pyarrow (`pip install pyarrow`).") from None
+    return io.BufferedReader(pyarrow.input_stream(name, compression="zstd"))
+
+
+def _new_report(min_frequency: int) -> dict[str, int]:
+    names = ("texts_read", "texts_used", "byte_order_marks", "control_characters")
+    return {**dict.fromkeys(names, 0), "min_frequency": min_frequency}
 
 
 def _checked(source: Iterator[Any], report: dict[str, int]) -> Iterator[str]:
+    """The texts, counted, and without the characters that no piece is to be learned from."""
     for text in source:
         report["texts_read"] += 1
         if not isinstance(text, str):
             raise TypeError(f"Text {report['texts_read']} is of type {type(text).__name__}, expected str.")
         _refuse_surrogates(text, f"text {report['texts_read']}")
+        if stray := _STRAY.findall(text):
+            report["byte_order_marks"] += (marks := stray.count("\ufeff"))
+            report["control_characters"] += len(stray) - marks
+            # One that parts words, such as U+0085, still parts them.
+            text = _STRAY.sub(lambda one: " " if one[0].isspace() else "", text)
         yield text
 
 
@@ -318,24 +364,39 @@ def _sample(texts: Iterator[str], limit_mib: int | None, report: dict[str, int])
     """All texts, or an even sample of them that keeps text and training near the limit of memory."""
     if limit_mib is None:
         return (yield from (text for report["texts_used"], text in enumerate(texts, 1)))
-    # Every text draws a number, and those with the smallest ones stay, as many as fit.
-    held: list[tuple[float, int, str]] = []
-    draw, limit, room = random.Random(0).random, 1.0, limit_mib * 2**20
+    # Those with the smallest digests stay, as many as fit, so that the order of the texts makes no difference.
+    held: list[tuple[int, str]] = []
+    word_counts: Counter[str] = Counter()  # the held texts that each word is in
+    limit, room = 2**64, limit_mib * 2**20
     for text in texts:
-        if (number := draw()) < limit:
-            # Measured: a text costs 250 bytes and its letters; and the trainer keeps 120 bytes for each byte of a
-            # new word, which a run without blanks (Thai, Chinese) nearly always is.
-            cost = 250 + 3 * len(text) + 120 * sum(len(run.encode()) for run in text.split() if len(run) > 24)
-            heapq.heappush(held, (-number, cost, text))
-            room -= cost
-            while room < 0 and len(held) > 1:
-                number, cost, _ = heapq.heappop(held)
-                limit, room = -number, room + cost
+        number = int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big")
+        if number >= limit:
+            continue
+        heapq.heappush(held, (-number, text))
+        words = set(text.split())
+        new_bytes = sum(len(word.encode()) for word in words if word not in word_counts)
+        room -= _TEXT_COST + sys.getsizeof(text) + _WORD_BYTE_COST * new_bytes
+        word_counts.update(words)
+        while room < 0 and len(held) > 1:
+            number, text = heapq.heappop(held)
+            limit, room = -number, room + _TEXT_COST + sys.getsizeof(text)
+            for word in set(text.split()):
+                word_counts[word] -= 1
+                if not word_counts[word]:
+                    del word_counts[word]
+                    room += _WORD_BYTE_COST * len(word.encode())
+    word_counts.clear()  # the trainer needs the room
     report["texts_used"] = len(held)
     if len(held) < report["texts_read"]:
         part = f"{len(held)} of {report['texts_read']} texts, an even sample"
         logger.warning(f"Training on {part}, for `max_memory_mib={limit_mib}`. Raise it, or pass None, to use more.")
-    yield from (held.pop()[2] for _ in range(len(held)))
+    yield from (held.pop()[1] for _ in range(len(held)))
+
+
+def _parts(text: str) -> list[str]:
+    """A text, cut within its runs of over `_LONG_RUN` characters with or without blanks."""
+    # U+0000 is free for this, as no checked text has it.
+    return _LONG_RUNS.sub("\\g<0>\0", text).split("\0") if len(text) > _LONG_RUN else [text]
 
 
 def _refuse_surrogates(text: Any, where: str) -> None:

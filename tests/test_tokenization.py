@@ -6,6 +6,7 @@ import pickle
 import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -347,7 +348,8 @@ def test_files_end_lines_at_line_feeds_only(tmp_path):
     plain.write_bytes("\ufeffeins\u2028zwei\x85\r\ndrei\n".encode())
     packed.write_bytes(gzip.compress("vier\rfünf".encode()))
     seen = _texts_seen(plain, [str(plain), packed])
-    assert seen == [["eins\u2028zwei\x85", "drei"], ["eins\u2028zwei\x85", "drei", "vier\rfünf"]]
+    first = ["\ufeffeins\u2028zwei\x85", "drei"]
+    assert seen == [first, [*first, "vier\rfünf"]]
 
 
 def _texts_seen(*sources):
@@ -363,7 +365,13 @@ def test_files_and_iterators_give_the_same_vocabulary(tokenizer, tmp_path):
     for source in (paths, TEXTS, (text for text in TEXTS)):
         trained = VaswaniTokenizer.train(source, 320)
         assert trained.get_vocab() == tokenizer.get_vocab()
-        assert trained.training_report == {"texts_read": len(TEXTS), "texts_used": len(TEXTS), "min_frequency": 2}
+        assert trained.training_report == {
+            "texts_read": len(TEXTS),
+            "texts_used": len(TEXTS),
+            "byte_order_marks": 0,
+            "control_characters": 0,
+            "min_frequency": 2,
+        }
 
 
 def test_a_column_of_a_dataset_is_read(tokenizer):
@@ -382,6 +390,35 @@ def test_a_list_of_files_with_a_misspelt_one_is_refused(tmp_path):
         VaswaniTokenizer.train([str(tmp_path / "b.txt")], 300)
 
 
+def test_zstandard_files_are_read_line_by_line(tokenizer, tmp_path):
+    pyarrow = pytest.importorskip("pyarrow")
+    with pyarrow.output_stream(tmp_path / "first.zst", compression="zstd") as stream:
+        stream.write("\ufeffeins\u2028zwei\r\ndrei".encode())
+    content = (tmp_path / "first.zst").read_bytes()
+    (tmp_path / "twice.zst").write_bytes(content * 2)  # as `cat a.zst b.zst` joins them
+    assert _texts_seen(tmp_path / "first.zst", str(tmp_path / "twice.zst")) == [
+        ["\ufeffeins\u2028zwei", "drei"],
+        ["\ufeffeins\u2028zwei", "drei\ufeffeins\u2028zwei", "drei"],
+    ]
+    with pyarrow.output_stream(tmp_path / "texts.zst", compression="zstd") as stream:
+        stream.write("\n".join(TEXTS).encode())
+    assert VaswaniTokenizer.train(tmp_path / "texts.zst", 320).get_vocab() == tokenizer.get_vocab()
+    (tmp_path / "cut.zst").write_bytes(content[:-5])
+    (tmp_path / "plain.zst").write_bytes(b"no archive")
+    for name in ("cut.zst", "plain.zst"):
+        with pytest.raises(ValueError, match=rf"{name}, after line 0: damaged Zstandard data"):
+            VaswaniTokenizer.train(tmp_path / name, 300)
+    with pytest.raises(FileNotFoundError):
+        VaswaniTokenizer.train(tmp_path / "missing.zst", 300)
+
+
+def test_a_zstandard_file_without_the_library_for_it_is_told(monkeypatch, tmp_path):
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    (tmp_path / "a.zst").write_bytes(b"")
+    with pytest.raises(ImportError, match=r"a\.zst: a \.zst file is read through pyarrow"):
+        VaswaniTokenizer.train(tmp_path / "a.zst", 300)
+
+
 def test_a_damaged_file_is_named_with_its_line(tmp_path):
     latin, cut = tmp_path / "latin.txt", tmp_path / "cut.gz"
     latin.write_bytes(b"gut\nsch\xf6n\n")
@@ -397,17 +434,79 @@ def test_an_item_that_is_no_string_is_named():
         VaswaniTokenizer.train(iter(["a", {"de": "b"}]), 300)
 
 
-def test_a_long_line_without_blanks_is_used():
-    line = "ภาษาไทย" * 300
+# Case 103: stray characters of joined files.
+def test_byte_order_marks_and_control_characters_are_counted_and_never_learned(tmp_path):
+    (tmp_path / "one.txt").write_bytes("\ufeffa b\n".encode() * 20)
+    (tmp_path / "two.txt").write_bytes("\ufeffc d\n".encode() * 20)
+    (tmp_path / "joined.txt").write_bytes("\ufeffa b\n\ufeffc d\n".encode())
+    odd = "x\0\a y"
+    trained = VaswaniTokenizer.train(tmp_path / "joined.txt", 300, allow_fewer=True, min_frequency=1)
+    assert trained.training_report["byte_order_marks"] == 2
+    assert trained.training_report["control_characters"] == 0
+    files = [tmp_path / "one.txt", tmp_path / "two.txt", tmp_path / "joined.txt"]
+    texts = [*(line for file in files for line in _texts_seen(file)[0]), odd]
+    trained = VaswaniTokenizer.train(iter(texts), 300, allow_fewer=True, min_frequency=1)
+    assert (trained.training_report["byte_order_marks"], trained.training_report["control_characters"]) == (42, 2)
+    # What is learned is what the same texts teach without them; each byte alone is a piece in any case.
+    clean = [text.replace("\ufeff", "").replace("\0\a", "") for text in texts]
+    assert (
+        trained.get_vocab() == VaswaniTokenizer.train(iter(clean), 300, allow_fewer=True, min_frequency=1).get_vocab()
+    )
+    assert len(trained.get_vocab()) > 259
+    for text in texts:
+        assert trained.decode(trained.encode(text)) == text
+
+
+def test_a_control_character_that_parts_words_still_parts_them():
+    trained = VaswaniTokenizer.train(iter(["ab\x85cd\x0bef\x9fgh\tij"] * 5), 400, allow_fewer=True)
+    assert {"ab", "Ġcd", "Ġefgh", "ij"} <= set(trained.get_vocab())
+    assert trained.training_report["control_characters"] == 15
+
+
+# Case 106: long lines, and scripts without blanks.
+@pytest.mark.parametrize("letters", ["ภาษาไทยไม่มีช่องว่าง", "我们今天去公园散步因为天气很好"])
+def test_a_long_line_without_blanks_is_used(letters):
+    line = (letters * 150)[:1500]
     trained = VaswaniTokenizer.train(iter([*TEXTS[:50], line]), 340, allow_fewer=True)
     assert len(trained.encode(line)) < len(line) / 3
-    assert trained.training_report["texts_used"] == 51
+    assert trained.training_report["texts_read"] == trained.training_report["texts_used"] == 51
 
 
+def test_a_line_of_100_000_letters_is_used_in_seconds_and_not_in_minutes(tmp_path):
+    generator = np.random.default_rng(0)
+    run = "".join(map(chr, generator.integers(0x4E00, 0x4E00 + 3000, 100_000)))
+    words = "zusammen und " * 7700
+    blanks = " " * 100_000
+    (tmp_path / "long.txt").write_text("\n".join([run, words, blanks, *TEXTS]), "utf-8")
+    start = time.perf_counter()
+    trained = VaswaniTokenizer.train(tmp_path / "long.txt", 6000, allow_fewer=True)
+    assert time.perf_counter() - start < 15  # whole, the run would take more than a minute
+    assert trained.training_report["texts_used"] == len(TEXTS) + 3
+    assert "Ġzusammen" in trained.get_vocab()
+    assert len(trained.encode(run)) < 2 * len(run)  # three bytes a letter
+    for line in (run, words, blanks):
+        assert trained.decode(trained.encode(line)) == line
+
+
+def test_a_long_run_is_learned_in_parts_that_make_it_up_again():
+    from hf_vaswani.tokenization_vaswani import _LONG_RUN, _parts
+
+    run = "ab" * 300
+    for text in (run, f"kurz {run} kurz", " " * 500 + run, "kurze Wörter " * 90, "a" * _LONG_RUN):
+        parts = _parts(text)
+        assert "".join(parts) == text
+        assert max(len(word) for part in parts for word in part.split() or [""]) <= _LONG_RUN
+    assert _parts("a" * _LONG_RUN) == ["a" * _LONG_RUN]
+    assert _parts("kurze Wörter " * 90) == ["kurze Wörter " * 90]
+
+
+# Case 105: too many pieces asked for, and too much text.
 def test_more_pieces_than_the_text_gives_are_refused_with_the_largest_number():
     lines = [f"Zeile {number} von tausend" for number in range(1000)]
+    start = time.perf_counter()
     with pytest.raises(ValueError, match=r"can give at most \d+ pieces, `vocab_size` is 32000") as error:
         VaswaniTokenizer.train(iter(lines), 32000)
+    assert time.perf_counter() - start < 1
     most = int(str(error.value).split("at most ")[1].split()[0])
     assert len(VaswaniTokenizer.train(iter(lines), most)) == most
     assert len(VaswaniTokenizer.train(iter(lines), 32000, allow_fewer=True)) == most
@@ -431,15 +530,42 @@ def test_a_corpus_past_the_memory_limit_is_sampled_evenly_and_reported(monkeypat
 
     warnings = []
     monkeypatch.setattr(module.logger, "warning", warnings.append)
-    report = {"texts_read": 0, "texts_used": 0}
-    texts = (f"{number} {'x' * 60}" for number in range(6000))
+    report = module._new_report(2)
+    texts = (f"{number} {number:x<60}" for number in range(6000))
     kept = sorted(int(text.split()[0]) for text in module._sample(module._checked(texts, report), 1, report))
-    assert report == {"texts_read": 6000, "texts_used": len(kept)}
-    assert 100 < len(kept) < 140  # a run of 60 letters weighs about 7.6 KiB
+    assert report == {**module._new_report(2), "texts_read": 6000, "texts_used": len(kept)}
+    assert 110 < len(kept) < 140  # a new word of 60 letters weighs 7 KiB, and the rest of a text 0.9 KiB
     assert 2400 < sum(kept) / len(kept) < 3600
     assert "6000 texts, an even sample" in warnings[0]
-    trained = VaswaniTokenizer.train((text * 40 for text in TEXTS), 300, max_memory_mib=1)
+    trained = VaswaniTokenizer.train(
+        (f"{text} {number:x<60}" for number, text in enumerate(TEXTS)), 300, max_memory_mib=1
+    )
     assert trained.training_report["texts_used"] < trained.training_report["texts_read"] == len(TEXTS)
+
+
+def test_the_order_of_texts_and_the_number_of_threads_change_nothing(tmp_path):
+    """Also where only a sample is used."""
+    code = """if True:
+        import sys
+        from hf_vaswani import VaswaniTokenizer
+        for limit in (4096, 1):
+            trained = VaswaniTokenizer.train(sys.argv[1:], 350, max_memory_mib=limit)
+            print(trained.training_report["texts_used"], trained.backend_tokenizer.to_str())
+    """
+    half = len(TEXTS) // 2
+    contents = {
+        "a.txt": [f"{text} {number % 13}" for number, text in enumerate(TEXTS * 20)],
+        "b.txt": [*TEXTS[half:], *["Der Baum ist grün."] * 40],
+        "c.txt": [*reversed(TEXTS[:half]), "Der Ball ist rot."],
+    }
+    for name, lines in contents.items():
+        (tmp_path / name).write_text("\n".join(lines), "utf-8")
+    files = [tmp_path / name for name in contents]
+    found = run_python(code, *files, RAYON_NUM_THREADS="1", TOKENIZERS_PARALLELISM="false")
+    assert found == run_python(code, *files[::-1], RAYON_NUM_THREADS="3", TOKENIZERS_PARALLELISM="true")
+    whole, sample = (int(line.split()[0]) for line in found.splitlines())
+    assert whole == sum(map(len, contents.values()))
+    assert 1000 < sample < whole
 
 
 def test_without_a_limit_texts_are_read_one_by_one(tokenizer):
@@ -448,8 +574,19 @@ def test_without_a_limit_texts_are_read_one_by_one(tokenizer):
     assert trained.training_report["texts_used"] == len(TEXTS)
 
 
+def test_words_that_are_met_again_take_no_more_room():
+    from hf_vaswani import tokenization_vaswani as module
+
+    kept = {}
+    for name, texts in (("new", [f"{n:x<60}" for n in range(4000)]), ("same", ["x" * 60] * 4000)):
+        kept[name] = len(list(module._sample(iter(texts), 1, {"texts_read": 4000})))
+    assert kept["same"] == 4000
+    assert kept["new"] < 200
+
+
 @pytest.mark.skipif(sys.platform == "win32", reason="no resource module")
-def test_memory_stays_near_the_limit():
+@pytest.mark.parametrize("kind", ["runs without blanks", "short words"])
+def test_memory_stays_near_the_limit(kind):
     code = """if True:
         import random, resource, sys
         from hf_vaswani import VaswaniTokenizer
@@ -457,13 +594,36 @@ def test_memory_stays_near_the_limit():
             return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "linux" else 1 / 1024)
         random.seed(0)
         thai = [chr(letter) for letter in range(0xE01, 0xE2F)]
-        texts = ("".join(random.choices(thai, k=400)) for _ in range(6000))
+        if sys.argv[1] == "short words":
+            word = lambda: "".join(random.choices("abcdefghijklmnop", k=9))
+            texts = (" ".join(word() for _ in range(7)) for _ in range(60000))
+        else:
+            texts = ("".join(random.choices(thai, k=400)) for _ in range(6000))
         before = peak()
         VaswaniTokenizer.train(texts, 270, max_memory_mib=60)
         print((peak() - before) / 1024)
     """
-    # All 7 MiB of runs without blanks would take about 850 MiB.
-    assert float(run_python(code)) < 150
+    # All 7 MiB of runs without blanks would take about 850 MiB, the 420,000 words as much as 400.
+    assert float(run_python(code, kind)) < 120
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="no resource module")
+def test_200_000_lines_take_less_than_300_mebibytes():
+    code = """if True:
+        import resource, sys
+        from hf_vaswani import VaswaniTokenizer
+        def peak():
+            return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "linux" else 1 / 1024)
+        parts = "ka to mi ren sol ba ti lum do fe gra ns ei au st".split()
+        words = [a + b + c + d for a in parts for b in parts for c in parts for d in parts]
+        pick = lambda line, k: words[(line * 7919 + k * 104729 * (line % 97)) % len(words)]
+        lines = (" ".join(pick(line, k) for k in range(5 + line % 11)) for line in range(200_000))
+        before = peak()
+        trained = VaswaniTokenizer.train(lines, 2000)
+        assert trained.training_report["texts_used"] == 200_000
+        print((peak() - before) / 1024)
+    """
+    assert float(run_python(code)) < 300  # the texts alone are 20 MiB, and 50,000 unlike words
 
 
 @pytest.mark.parametrize(("wish", "shown"), [(None, False), (True, True), (False, False)])
