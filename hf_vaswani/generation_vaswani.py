@@ -110,6 +110,31 @@ class SentenceLimit(StoppingCriteria):
         return (new_tokens >= per_row).to(input_ids.device)
 
 
+def _check_scores(best: torch.Tensor, step: int) -> None:
+    """Stop where the scores that the next token is chosen by are not numbers; step counts from 1."""
+    if torch.isnan(best).any():
+        raise FloatingPointError(
+            f"The model's scores are not numbers at step {step} of decoding, so no translation can be chosen. A weight "
+            "that is not finite is the usual cause; in half precision an overflow is: try float32."
+        )
+
+
+class FiniteScores(LogitsProcessor):
+    """Ends greedy search and sampling with a sentence where a score is not a number; beam search looks by itself.
+
+    Args:
+        prompt_length (`int`): columns that the decoder starts with.
+    """
+
+    def __init__(self, prompt_length: int):
+        self.prompt_length = prompt_length
+
+    def __call__(self, input_ids: torch.LongTensor, scores: torch.FloatTensor) -> torch.FloatTensor:
+        # The maximum of a row is not a number where any of its scores is none.
+        _check_scores(scores.amax(dim=-1), input_ids.shape[1] - self.prompt_length + 1)
+        return scores
+
+
 class ForcedPrefix(LogitsProcessor):
     """Lets only the given tokens come first, one after the other.
 
@@ -238,6 +263,8 @@ class VaswaniGenerationMixin(GenerationMixin):
             if outside:
                 raise ValueError(f"`forced_prefix_ids` has ids outside the vocabulary: {outside}.")
             processors.append(ForcedPrefix(list(prefix), input_ids_seq_length or 1))
+        if generation_config.num_beams == 1:
+            processors.insert(0, FiniteScores(input_ids_seq_length or 1))
         return processors
 
     def _beam_search(  # type: ignore[override]
@@ -276,12 +303,7 @@ class VaswaniGenerationMixin(GenerationMixin):
         self, accumulated_log_probs: torch.Tensor, **kwargs: Any
     ) -> Any:
         continued = super()._get_top_k_continuations(accumulated_log_probs, **kwargs)
-        if torch.isnan(continued[0]).any():
-            step = kwargs["cur_len"] - kwargs["decoder_prompt_len"] + 1
-            raise FloatingPointError(
-                f"The model's scores are not numbers at step {step} of decoding, so no translation can be chosen. A "
-                "weight that is not finite is the usual cause; in half precision an overflow is: try float32."
-            )
+        _check_scores(continued[0], kwargs["cur_len"] - kwargs["decoder_prompt_len"] + 1)
         return continued
 
     @staticmethod

@@ -396,8 +396,9 @@ def test_scores_that_are_not_numbers_stop_the_search_with_the_step(make_model, b
     model = make_model()
     with torch.no_grad():
         model.model.decoder.layers[1].feed_forward.fc1.weight[0, 0] = float("nan")
-    with pytest.raises(FloatingPointError, match="step 1 "):
-        model.generate(**source_of(batch))
+    for search in ({}, {"num_beams": 1}, {"num_beams": 1, "do_sample": True}):
+        with pytest.raises(FloatingPointError, match="step 1 "):
+            model.generate(**source_of(batch), **search)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

@@ -242,6 +242,24 @@ def test_a_gradient_is_clipped_only_where_that_is_asked_for(make_model):
     assert steps[1] < 0.5 * steps[0]
 
 
+def test_a_parameter_without_a_part_in_the_loss_is_named_unless_it_is_frozen(make_model):
+    model = make_model()
+    model.extra = torch.nn.Linear(2, 3, bias=False)
+    with pytest.raises(ValueError, match=r"1 parameter\(s\) have no part in the loss: extra\.weight\. Set"):
+        run(model)
+    model.extra.requires_grad_(False)
+    assert run(model, Recipe(updates=2)).updates == 2
+
+
+def test_a_frozen_part_stays_as_it_is_and_the_rest_learns(make_model):
+    model = make_model()
+    model.model.encoder.requires_grad_(False)
+    before = {name: value.detach().clone() for name, value in model.named_parameters()}
+    run(model, Recipe(updates=2))
+    changed = {name for name, value in model.named_parameters() if not torch.equal(value, before[name])}
+    assert changed == {name for name, value in model.named_parameters() if value.requires_grad}
+
+
 def test_an_empty_corpus_is_refused(make_model):
     with pytest.raises(ValueError, match="nothing to train on"):
         run(make_model(), sampler=FixedBatches())

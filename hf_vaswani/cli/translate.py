@@ -34,6 +34,9 @@ def add_parser(commands: Any) -> None:
         metavar="N",
         help="write up to N translations a line, best first, each as: line number, tab, score, tab, translation",
     )
+    parser.add_argument(
+        "--device", help="such as cpu or cuda:1 (default: an accelerator if there is one)"
+    )
     parser.set_defaults(run=run)
 
 
@@ -53,7 +56,7 @@ def run(args: argparse.Namespace) -> int:
     lines = decode_lines(sys.stdin.buffer, "standard input") if args.file == "-" else read_lines(args.file)
     if args.file != "-" and not Path(args.file).is_file():
         raise UserError(f"{args.file}: no such file.")
-    translator = load_translator(args.model)
+    translator = load_translator(args.model, args.device)
     options: dict[str, Any] = {"batch_size": args.batch_size}
     beams = args.beams or translator.model.generation_config.num_beams or 1
     if args.beams:
@@ -67,11 +70,12 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def load_translator(model: str) -> Any:
+def load_translator(model: str, device: str | None = None) -> Any:
     """The translation pipeline of a folder or a Hub name.
 
     Args:
         model (`str`): a folder, or "owner/name" on the Hub.
+        device (`str`, *optional*): such as "cpu" or "cuda:1"; None: an accelerator if there is one.
 
     Returns:
         `VaswaniTranslationPipeline`.
@@ -89,7 +93,7 @@ def load_translator(model: str) -> Any:
     if folder.is_dir() and not (folder / "config.json").is_file():
         raise UserError(f"{model} is not the folder of a model: it has no config.json.")
     try:
-        return pipeline("translation", model=model)  # type: ignore[call-overload]
+        return pipeline("translation", model=model, device=device)  # type: ignore[call-overload]
     except (OSError, ValueError, TypeError, KeyError) as error:
         where = "" if folder.is_dir() else ": no such folder, and not to be had from the Hub"
         reason = " ".join(str(error).split())

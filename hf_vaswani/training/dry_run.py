@@ -16,15 +16,7 @@ import torch
 from . import dry_run_text
 from .checkpoint import RESUMABLE_KEPT
 from .config import CheckpointConfig
-from .dry_run_cost import (
-    PAPER_RUNS,
-    ParameterCount,
-    TrainingCost,
-    count_parameters,
-    paper_flops,
-    paper_size,
-    sustained_tflops,
-)
+from .dry_run_cost import ParameterCount, TrainingCost, count_parameters, paper_flops, paper_size, sustained_tflops
 from .dry_run_measure import BatchShapes, Bench, MemoryNeed, TimeNeed, measure, memory_need, random_state_kept
 from .recipe import Recipe
 
@@ -71,7 +63,6 @@ class CheckpointPlan:
         written, kept, averaged (`list[int]`): updates after which a checkpoint is written; those that are there at the
             end, besides the best; those whose mean becomes the run's model.
         every_updates (`int`), every_minutes (`float`, *optional*): the rule.
-        resumable_count (`int`): of those kept, how many have the optimizer's state.
         whole_bytes, weights_bytes (`int`): one checkpoint with the optimizer's state, and without.
         peak_bytes (`int`): most that is on the disk at a time. free_bytes (`int`): free there.
         folder (`str`): the run's.
@@ -82,7 +73,6 @@ class CheckpointPlan:
     averaged: list[int]
     every_updates: int
     every_minutes: float | None
-    resumable_count: int
     whole_bytes: int
     weights_bytes: int
     peak_bytes: int
@@ -182,7 +172,6 @@ def dry_run(
         tgt_tokens=shapes.tgt_tokens / updates_per_epoch,
         padding=1 - (shapes.src_tokens + shapes.tgt_tokens) / int(shapes.places.sum()),
     )
-    parameters = count_parameters(model)
     with random_state_kept(device):
         bench = Bench(model, lambda number: collator([dataset[i] for i in plan[number]]), recipe, device, precision)
         flops_per_epoch = bench.flops_of_epoch(shapes)
@@ -190,17 +179,12 @@ def dry_run(
         rate, rate_of = sustained_tflops(device, precision)
         del bench
     memory = memory_need(model, device, activation_bytes, recipe, shapes)
-    size = paper_size(model.config)
-    tgt_tokens = shapes.tgt_tokens * epochs
     cost = TrainingCost(
         counted=flops_per_epoch * epochs,
-        formula=6.0 * parameters.multiplied * tgt_tokens,
-        tgt_tokens=tgt_tokens,
         sustained_tflops=rate,
         sustained_of=rate_of,
         paper_method=None if time_need is None else paper_flops(time_need.hours, process_count, rate),
-        paper_size=size,
-        paper=None if size is None else paper_flops(PAPER_RUNS[size][0], 8, "P100"),
+        paper_size=paper_size(model.config),
     )
     disk = None
     if checkpoints is not None:
@@ -211,7 +195,7 @@ def dry_run(
         epochs=epochs,
         warmup_updates=recipe.warmup_updates,
         text=text,
-        parameters=parameters,
+        parameters=count_parameters(model),
         cost=cost,
         memory=memory,
         time=time_need,
@@ -266,7 +250,6 @@ def _checkpoint_plan(
         averaged=written[-rule.average_last :] if rule.average_last else [],
         every_updates=rule.every_updates,
         every_minutes=rule.every_minutes,
-        resumable_count=min(len(kept), RESUMABLE_KEPT),
         whole_bytes=whole,
         weights_bytes=weights,
         peak_bytes=peak,

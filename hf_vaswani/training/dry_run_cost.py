@@ -1,8 +1,7 @@
-"""What a training costs: weights and floating point operations, counted, and by the paper's method of hours and rate."""
+"""What a training costs in weights and floating point operations, counted and by the paper's method."""
 
 import math
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,14 +22,13 @@ class ParameterCount:
 
     Args:
         total, embedding, other (`int`): all; those of embeddings and pre-softmax matrix; the rest.
-        trained (`int`): those that are not frozen. multiplied (`int`): all but tables in which rows are only looked up.
+        trained (`int`): those that are not frozen.
     """
 
     total: int
     embedding: int
     other: int
     trained: int
-    multiplied: int
 
 
 @dataclass(frozen=True)
@@ -39,48 +37,32 @@ class TrainingCost:
 
     Args:
         counted (`float`): of the matrix products of forward and backward, padding included.
-        formula (`float`): 6 x `multiplied` parameters x target tokens. tgt_tokens (`float`): of the whole training.
         sustained_tflops (`float`): what one device sustains. sustained_of (`str`): how that is known.
         paper_method (`float`, *optional*): hours x devices x sustained rate; None where no time was measured.
-        paper_size (`str`, *optional*): "base" or "big" where the model has that size. paper (`float`, *optional*): what
-            the paper's run of that size comes to by that method.
+        paper_size (`str`, *optional*): "base" or "big" where the model has that size.
     """
 
     counted: float
-    formula: float
-    tgt_tokens: float
     sustained_tflops: float
     sustained_of: str
     paper_method: float | None
     paper_size: str | None
-    paper: float | None
 
 
-def paper_flops(hours: float, gpu_count: int, sustained_tflops: float | str) -> float:
+def paper_flops(hours: float, gpu_count: int, sustained_tflops: float) -> float:
     """The training cost of a run as the paper estimates it.
 
         FLOPs = time x number of GPUs x sustained single-precision rate of one
 
     Args:
         hours (`float`): of training. gpu_count (`int`): GPUs.
-        sustained_tflops (`float` or `str`): of one, in 10^12 operations a second; or "K80", "K40", "M40" or "P100" for
-            the paper's figure.
+        sustained_tflops (`float`): of one, in 10^12 operations a second; `SUSTAINED_TFLOPS` has the paper's figures.
 
     Returns:
         `float`: operations.
 
-    Raises:
-        ValueError: for a name that the paper has no figure of.
-
     Source: Vaswani et al. 2017, section 6.1 and its footnote.
     """
-    if isinstance(sustained_tflops, str):
-        if sustained_tflops not in SUSTAINED_TFLOPS:
-            raise ValueError(
-                f"The paper has no sustained rate of {sustained_tflops!r}, only of {', '.join(SUSTAINED_TFLOPS)}: give "
-                "a number of TFLOPS."
-            )
-        sustained_tflops = SUSTAINED_TFLOPS[sustained_tflops]
     return hours * 3600 * gpu_count * sustained_tflops * 1e12
 
 
@@ -104,22 +86,12 @@ def count_parameters(model: Any) -> ParameterCount:
     Returns:
         `ParameterCount`: `total` is `model.num_parameters()`.
     """
-    every = {id(p): p for p in model.parameters()}
-    tables = {id(m.weight) for m in model.modules() if isinstance(m, nn.Embedding)}
-    head = model.get_output_embeddings() if hasattr(model, "get_output_embeddings") else None
-    heads = {id(head.weight)} if head is not None else set()
-
-    def count(chosen: Callable[[int], bool]) -> int:
-        return sum(p.numel() for key, p in every.items() if chosen(key))
-
-    total, embedding = count(lambda key: True), count(lambda key: key in tables | heads)
-    return ParameterCount(
-        total=total,
-        embedding=embedding,
-        other=total - embedding,
-        trained=count(lambda key: every[key].requires_grad),
-        multiplied=count(lambda key: key not in tables - heads),
-    )
+    head: Any = model.get_output_embeddings() if hasattr(model, "get_output_embeddings") else None
+    tables = {id(m.weight) for m in model.modules() if isinstance(m, nn.Embedding) or m is head}
+    sizes = [(p.numel(), id(p) in tables, p.requires_grad) for p in model.parameters()]
+    embedding, other = (sum(n for n, is_table, _ in sizes if is_table == wanted) for wanted in (True, False))
+    trained = sum(n for n, _, is_trained in sizes if is_trained)
+    return ParameterCount(total=embedding + other, embedding=embedding, other=other, trained=trained)
 
 
 def count_flops(model: Any, batch: dict[str, Any]) -> int:

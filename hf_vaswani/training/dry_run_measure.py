@@ -58,17 +58,13 @@ class TimeNeed:
     """Time of an update on one device, all its batches one after the other, and of the run.
 
     Args:
-        middle_s, largest_s (`float`): an update whose batches have the middle and the largest number of places.
-        mean_s (`float`): scaled to the mean number of places. step_s (`float`): the optimizer's part of each.
-        timed_updates (`int`): batches that were run for it, each with a step. tgt_tokens_per_s (`float`): over all
-            devices. hours (`float`): of the run.
+        mean_s (`float`): of an update, from batches with the middle and the largest number of places, scaled to the
+            mean. step_s (`float`): the optimizer's part of it.
+        tgt_tokens_per_s (`float`): over all devices. hours (`float`): of the run.
     """
 
-    middle_s: float
-    largest_s: float
     mean_s: float
     step_s: float
-    timed_updates: int
     tgt_tokens_per_s: float
     hours: float
 
@@ -196,19 +192,12 @@ def measure(
             raise
         return None, None
     # The first of each size is left out where there is a second.
-    middle_s, largest_s = (float(np.median(found[number][1:] or found[number])) for number in sizes)
+    batch_s = [float(np.median(found[number][1:] or found[number])) for number in sizes]
     step_s = float(np.median(steps[1:] or steps))
-    per_place = (middle_s + largest_s) / int(shapes.places[list(sizes)].sum())
+    per_place = sum(batch_s) / int(shapes.places[list(sizes)].sum())
     mean_s = accumulation * per_place * float(shapes.places.mean()) + step_s
-    return activation_bytes, TimeNeed(
-        middle_s=accumulation * middle_s + step_s,
-        largest_s=accumulation * largest_s + step_s,
-        mean_s=mean_s,
-        step_s=step_s,
-        timed_updates=len(steps),
-        tgt_tokens_per_s=tgt_tokens / mean_s,
-        hours=recipe.updates * mean_s / 3600,
-    )
+    hours = recipe.updates * mean_s / 3600
+    return activation_bytes, TimeNeed(mean_s, step_s, tgt_tokens_per_s=tgt_tokens / mean_s, hours=hours)
 
 
 def memory_need(

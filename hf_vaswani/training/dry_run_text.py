@@ -2,103 +2,84 @@
 
 from typing import TYPE_CHECKING, Any
 
-from .checkpoint import is_sharded
+from .checkpoint import RESUMABLE_KEPT, is_sharded
 from .config import CheckpointConfig
-from .dry_run_cost import PAPER_RUNS, SUSTAINED_TFLOPS
+from .dry_run_cost import PAPER_RUNS, SUSTAINED_TFLOPS, paper_flops
 from .recipe import Recipe
 
 if TYPE_CHECKING:
-    from .dry_run import DryRun
+    from .dry_run import CheckpointPlan, DryRun, UpdateText
+    from .dry_run_measure import MemoryNeed
 
 Rows = list[tuple[str, str]]  # label and value
 
 
 def lines(run: "DryRun") -> list[str]:
     """The whole, a figure a line, each with its unit."""
-    sections = [
-        ("Length", _length(run)),
-        ("Text of an update", _text(run)),
-        ("Parameters", _parameters(run)),
-        ("Cost of the whole training", _cost(run)),
-        (f"Memory of each device, as measured on {run.memory.device}", _memory(run)),
-        ("Time", _time(run)),
-        ("Checkpoints", _checkpoints(run)),
-    ]
+    text, weights = run.text, run.parameters
+    rate = f"the rate rises until update {run.warmup_updates:,}"
+    batches = f"{text.batches_per_epoch:,} batches / {_count(text.batches_per_update, 'batch', 'batches')} an update"
+    frozen = "" if weights.trained == weights.total else "; the others are frozen"
+    sections = {
+        "Length": [
+            ("updates", f"{run.updates:,} updates; {rate}"),
+            ("an epoch", f"{run.updates_per_epoch:,} updates = {batches}, rounded up"),
+            ("epochs", f"{run.epochs:,.2f} epochs"),
+        ],
+        "Text of an update": [
+            ("source, at most", _product(text, text.src_limit, text.src_budget)),
+            ("target, at most", _product(text, text.tgt_limit, text.tgt_budget)),
+            ("source, on average", f"{text.src_tokens:,.0f} tokens, padding left out"),
+            ("target, on average", f"{text.tgt_tokens:,.0f} tokens, padding left out"),
+            ("padding", f"{100 * text.padding:.2f} % of all places"),
+        ],
+        "Parameters": [
+            ("all", f"{weights.total:,} parameters"),
+            ("embedding", f"{weights.embedding:,} parameters, pre-softmax matrix included"),
+            ("other", f"{weights.other:,} parameters"),
+            ("trained", f"{weights.trained:,} parameters{frozen}"),
+        ],
+        "Cost of the whole training": _cost(run),
+        f"Memory of each device, as measured on {run.memory.device}": _memory(run.memory),
+        "Time": _time(run),
+        "Checkpoints": _checkpoints(run.checkpoints),
+    }
     printed = ["Dry run: nothing was trained and nothing was written."]
-    for title, rows in sections:
+    for title, rows in sections.items():
         printed += [title, *(f"  {label:<22} {value}" for label, value in rows)]
     return [*printed, *(f"Note: {one}" for one in run.notes), *(f"WARNING: {one}" for one in run.warnings)]
 
 
-def _length(run: "DryRun") -> Rows:
-    epoch = f"{run.updates_per_epoch:,} updates = {run.text.batches_per_epoch:,} batches / "
-    return [
-        ("updates", f"{run.updates:,} updates; the rate rises until update {run.warmup_updates:,}"),
-        ("an epoch", f"{epoch}{_count(run.text.batches_per_update, 'batch', 'batches')} an update, rounded up"),
-        ("epochs", f"{run.epochs:,.2f} epochs"),
-    ]
-
-
-def _text(run: "DryRun") -> Rows:
-    text = run.text
+def _product(text: "UpdateText", limit: int, budget: int) -> str:
     empty = text.device_count * text.accumulation - text.batches_per_update
-
-    def product(limit: int, budget: int) -> str:
-        less = f" - {empty} x {budget:,} tokens without a batch" if empty else ""
-        return (
-            f"{limit:,} tokens = {_count(text.device_count, 'device')} x {budget:,} tokens a batch x "
-            f"{_count(text.accumulation, 'batch', 'batches')} accumulated{less}"
-        )
-
-    return [
-        ("source, at most", product(text.src_limit, text.src_budget)),
-        ("target, at most", product(text.tgt_limit, text.tgt_budget)),
-        ("source, on average", f"{text.src_tokens:,.0f} tokens, padding left out"),
-        ("target, on average", f"{text.tgt_tokens:,.0f} tokens, padding left out"),
-        ("padding", f"{100 * text.padding:.2f} % of all places"),
-    ]
-
-
-def _parameters(run: "DryRun") -> Rows:
-    found = run.parameters
-    rows = [
-        ("all", f"{found.total:,} parameters"),
-        ("embedding", f"{found.embedding:,} parameters, pre-softmax matrix included"),
-        ("other", f"{found.other:,} parameters"),
-    ]
-    if found.trained != found.total:
-        rows.append(("trained", f"{found.trained:,} parameters; the others are frozen"))
-    return rows
+    less = f" - {empty} x {budget:,} tokens without a batch" if empty else ""
+    devices, accumulated = _count(text.device_count, "device"), _count(text.accumulation, "batch", "batches")
+    return f"{limit:,} tokens = {devices} x {budget:,} tokens a batch x {accumulated} accumulated{less}"
 
 
 def _cost(run: "DryRun") -> Rows:
     cost = run.cost
-    terms = f"{run.parameters.multiplied:,} parameters x {_power(cost.tgt_tokens)} target tokens"
-    rows = [
-        ("counted", f"{_power(cost.counted)} FLOPs in the matrix products, forward and backward, padding included"),
-        ("6 N tokens", f"{_power(cost.formula)} FLOPs = 6 x {terms}"),
-    ]
 
-    def by_paper(flops: float, hours: float, devices: str, tflops: float) -> str:
-        return f"{_power(flops)} FLOPs = {_hours(hours)} x {devices} x {tflops:.3g} TFLOPS sustained"
+    def by_paper(hours: float, count: int, devices: str, rate: float) -> str:
+        flops = _power(paper_flops(hours, count, rate))
+        return f"{flops} FLOPs = {_hours(hours)} x {devices} x {rate:.3g} TFLOPS sustained"
 
-    if run.time is not None and cost.paper_method is not None:
-        devices = _count(run.text.device_count, "device")
-        method = by_paper(cost.paper_method, run.time.hours, devices, cost.sustained_tflops)
+    rows = [("counted", f"{_power(cost.counted)} FLOPs in the matrix products, forward and backward, with padding")]
+    if run.time is not None:
+        count = run.text.device_count
+        method = by_paper(run.time.hours, count, _count(count, "device"), cost.sustained_tflops)
         rows.append(("the paper's method", f"{method} ({cost.sustained_of})"))
-    if cost.paper_size is not None and cost.paper is not None:
+    if cost.paper_size is not None:
         hours, updates = PAPER_RUNS[cost.paper_size]
-        method = by_paper(cost.paper, hours, "8 P100", SUSTAINED_TFLOPS["P100"])
+        method = by_paper(hours, 8, "8 P100", SUSTAINED_TFLOPS["P100"])
         rows.append((f"the paper's {cost.paper_size} model", f"{method}, {updates:,} updates"))
     return rows
 
 
-def _memory(run: "DryRun") -> Rows:
-    memory = run.memory
+def _memory(memory: "MemoryNeed") -> Rows:
     shape = f"{memory.largest_rows:,} pairs x ({memory.largest_src} source + {memory.largest_tgt} target tokens)"
-    if memory.activation_bytes is None:
-        activations, more = f"MiB not measured, of the largest batch: {shape}", "more than "
-    else:
+    activations, more = f"MiB not measured, of the largest batch: {shape}", "more than "
+    if memory.activation_bytes is not None:
         activations, more = f"{_size(memory.activation_bytes)}, measured with the largest batch: {shape}", ""
     has = "" if memory.available_bytes is None else f" of {_size(memory.available_bytes)}"
     rows = [
@@ -114,21 +95,17 @@ def _memory(run: "DryRun") -> Rows:
 
 
 def _time(run: "DryRun") -> Rows:
-    found = run.time
-    if found is None:
+    if run.time is None:
         return [("an update", "not measured, in seconds: the memory does not suffice")]
+    mean, step = _seconds(run.time.mean_s), _seconds(run.time.step_s)
     return [
-        ("an update", f"{_seconds(found.mean_s)} on average, after {found.timed_updates} batches tried here"),
-        ("with middle batches", _seconds(found.middle_s)),
-        ("with largest batches", _seconds(found.largest_s)),
-        ("optimizer's part", _seconds(found.step_s)),
-        ("target tokens", f"{found.tgt_tokens_per_s:,.0f} tokens a second, over all devices"),
-        ("the run", f"{_hours(found.hours)} = {run.updates:,} updates x {_seconds(found.mean_s)}"),
+        ("an update", f"{mean} on average; {step} of them are the optimizer's"),
+        ("target tokens", f"{run.time.tgt_tokens_per_s:,.0f} tokens a second, over all devices"),
+        ("the run", f"{_hours(run.time.hours)} = {run.updates:,} updates x {mean}"),
     ]
 
 
-def _checkpoints(run: "DryRun") -> Rows:
-    plan = run.checkpoints
+def _checkpoints(plan: "CheckpointPlan | None") -> Rows:
     if plan is None:
         return [("written", "0 checkpoints")]
 
@@ -136,7 +113,7 @@ def _checkpoints(run: "DryRun") -> Rows:
         return f"{_count(len(numbers), 'checkpoint')}{rule}: {_updates(numbers)}"
 
     clock = "" if plan.every_minutes is None else f" or {plan.every_minutes:g} minutes"
-    whole = f"{_size(plan.whole_bytes)} with the optimizer's state (newest {plan.resumable_count})"
+    whole = f"{_size(plan.whole_bytes)} with the optimizer's state (newest {min(len(plan.kept), RESUMABLE_KEPT)})"
     return [
         ("written", some(plan.written, f", every {_count(plan.every_updates, 'update')}{clock} and after the last")),
         ("kept", some(plan.kept, " and the best")),
@@ -148,24 +125,16 @@ def _checkpoints(run: "DryRun") -> Rows:
 
 def notes(run: "DryRun", recipe: Recipe, accelerator: Any) -> list[str]:
     """What the figures leave out."""
-    found = []
-    if run.text.device_count > 1:
-        found.append(
-            "All was measured on one device: the exchange of gradients takes more time, and under DDP memory for a "
-            f"second copy of them, {_size(run.memory.gradient_bytes)}."
-        )
-    if accelerator is not None and is_sharded(accelerator):
-        found.append("Memory is that of a whole copy of the model; sharding divides all but the activations.")
-    if recipe.compile:
-        found.append("Time and memory were measured without torch.compile, which needs minutes to start.")
-    if recipe.gradient_checkpointing:
-        found.append("The counted FLOPs hold the second forward pass of gradient checkpointing.")
-    if run.checkpoints is not None:
-        found.append(
-            "A validation with a new best writes one more checkpoint where none is due. Bytes are those of weights and "
-            "optimizer; tokenizer and JSON files come on top."
-        )
-    return found
+    many, copies = run.text.device_count > 1, _size(run.memory.gradient_bytes)
+    sharded = accelerator is not None and is_sharded(accelerator)
+    possible = [
+        (many, f"Measured on one device: exchanging gradients takes more time, and under DDP {copies} more memory."),
+        (sharded, "Memory is that of a whole copy of the model; sharding divides all but the activations."),
+        (recipe.compile, "Time and memory were measured without torch.compile, which needs minutes to start."),
+        (recipe.gradient_checkpointing, "The FLOPs hold the second forward pass of gradient checkpointing."),
+        (run.checkpoints is not None, "A validation with a new best may write one more checkpoint where none is due."),
+    ]
+    return [note for holds, note in possible if holds]
 
 
 def warnings(run: "DryRun", recipe: Recipe, rule: CheckpointConfig | None) -> list[str]:

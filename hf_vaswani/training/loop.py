@@ -22,7 +22,7 @@ from torch.utils.data import Dataset
 
 from ..data.batches import TokenBatchSampler
 from .averaging import SnapshotAverage
-from .checkpoint import CheckpointError, CheckpointFolder, Progress, read_progress
+from .checkpoint import CheckpointError, CheckpointFolder, Progress, is_sharded, read_progress
 from .config import CheckpointConfig, ValidationConfig
 from .loader import rank_loader
 from .metrics import MetricsFile, progress_bar
@@ -110,7 +110,7 @@ def train(
     Raises:
         TrainingDiverged: `nonfinite_limit` updates in a row had no finite gradient.
         CheckpointError: the checkpoint is damaged or of another run.
-        ValueError: the sampler has no batch.
+        ValueError: the sampler has no batch, or a parameter has no part in the loss.
     """
     if len(sampler) == 0:
         raise ValueError("There is nothing to train on: the corpus gives no batch.")
@@ -154,6 +154,7 @@ class _Run:
         self.should_stop = False
         self._last_saved = time.perf_counter()
         self._loss_of_last = 0.0
+        self._has_seen_gradients = False
 
     def _identity(self) -> dict[str, Any]:
         """What makes a run the run it is: its text and its order. Weights are checked by their names and shapes."""
@@ -288,6 +289,8 @@ class _Run:
         set_learning_rate(self.optimizer, rate)
         loss, token_count = self._forward_backward(first, micro)
         self._loss_of_last = loss
+        if not self._has_seen_gradients:
+            self._check_gradients()
         grad_norm = self._gradient_norm()
         is_finite = math.isfinite(grad_norm)
         if is_finite or accelerator.scaler is not None:
@@ -328,6 +331,19 @@ class _Run:
                 accelerator.backward(loss)
             total += loss.detach()
         return float(accelerator.reduce(total, reduction="sum")) / (self.world_size * self.per_process), token_count
+
+    def _check_gradients(self) -> None:
+        """See once that every trained parameter takes part: several processes would otherwise wait for the others."""
+        self._has_seen_gradients = True
+        if is_sharded(self.accelerator):
+            return  # gradients live elsewhere there
+        plain = self.accelerator.unwrap_model(self.model, keep_torch_compile=False)
+        unused = [name for name, one in plain.named_parameters() if one.requires_grad and one.grad is None]
+        if unused:
+            raise ValueError(
+                f"{len(unused)} parameter(s) have no part in the loss: {', '.join(unused[:5])}"
+                f"{' ...' if len(unused) > 5 else ''}. Set requires_grad_(False) on them, or use them."
+            )
 
     def _gradient_norm(self) -> float:
         # Gradients are shared before they are measured, so all processes see the same norm and take the same branch.
