@@ -74,6 +74,12 @@ def test_a_file_is_read_like_standard_input(folder, tmp_path, capfdbinary, name)
     assert lines_of(capfdbinary.readouterr().out) == expected(folder, [LINES[0], LINES[3]])
 
 
+def test_the_device_can_be_chosen(folder, feed, capfdbinary):
+    feed(f"{LINES[0]}\n".encode())
+    assert main(["translate", str(folder), "--device", "cpu"]) == 0
+    assert lines_of(capfdbinary.readouterr().out) == expected(folder, [LINES[0]])
+
+
 def test_nothing_in_gives_nothing_out(folder, feed, capfdbinary):
     feed(b"")
     assert main(["translate", str(folder)]) == 0
@@ -144,6 +150,8 @@ def test_what_the_user_got_wrong_is_one_sentence_and_no_traceback(folder, feed, 
         (["translate", "./owner/name"], "./owner/name: no such folder."),
         (["translate", str(folder), str(tmp_path / "gone.txt")], "gone.txt: no such file."),
         (["translate", str(folder), "--n-best", "5", "--beams", "3"], "needs --beams of at least 5; the search has 3"),
+        (["translate", str(folder), "--device", "nonsense"], "--device nonsense: no such device here"),
+        (["translate", str(folder), "--device", "cuda:7"], "--device cuda:7: no such device here"),
         (["translate", str(folder), "--n-best", "5"], "needs --beams of at least 5; the search has 4"),
     ]:
         feed(b"x\n")

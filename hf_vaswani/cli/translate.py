@@ -34,9 +34,7 @@ def add_parser(commands: Any) -> None:
         metavar="N",
         help="write up to N translations a line, best first, each as: line number, tab, score, tab, translation",
     )
-    parser.add_argument(
-        "--device", help="such as cpu or cuda:1 (default: an accelerator if there is one)"
-    )
+    parser.add_argument("--device", help="such as cpu or cuda:1 (default: an accelerator if there is one)")
     parser.set_defaults(run=run)
 
 
@@ -81,10 +79,11 @@ def load_translator(model: str, device: str | None = None) -> Any:
         `VaswaniTranslationPipeline`.
 
     Raises:
-        UserError: there is no such model, or it cannot translate.
+        UserError: there is no such model or device, or the model cannot translate.
     """
     from transformers import pipeline
 
+    _check_device(device)
     folder = Path(model)
     # A Hub name has exactly one slash; anything else that does not exist is a mistyped folder.
     looks_like_hub_name = model.count("/") == 1 and not model.startswith((".", "/", "~")) and not model.endswith("/")
@@ -98,6 +97,16 @@ def load_translator(model: str, device: str | None = None) -> Any:
         where = "" if folder.is_dir() else ": no such folder, and not to be had from the Hub"
         reason = " ".join(str(error).split())
         raise UserError(f"{model} cannot be loaded as a translation model{where} ({reason}).") from error
+
+
+def _check_device(device: str | None) -> None:
+    """Refuse a device that is none, or is not here, before a model is loaded for it."""
+    import torch
+
+    try:
+        torch.empty(1, device=device or "cpu")
+    except (RuntimeError, AssertionError) as error:
+        raise UserError(f"--device {device}: no such device here ({' '.join(str(error).split())[:80]}).") from error
 
 
 def write_translations(
