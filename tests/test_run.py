@@ -103,6 +103,41 @@ def test_validation_in_the_run_is_what_the_command_line_finds_afterwards(done):
     assert callable(perplexity)
 
 
+def test_averaging_is_a_command(done, tmp_path, capsys):
+    run = done / "run"
+    assert main(["average", str(run), "--last", "2", "--output", str(tmp_path / "two")]) == 0
+    assert capsys.readouterr().out == f"{tmp_path / 'two'}\n"
+    two = VaswaniForConditionalGeneration.from_pretrained(tmp_path / "two")
+    ours = VaswaniForConditionalGeneration.from_pretrained(run / "model")
+    assert all(torch.equal(a, b) for a, b in zip(two.parameters(), ours.parameters(), strict=True))
+    named = [str(run / "checkpoints" / f"update-0000000{n}") for n in (4, 6)]
+    half = tmp_path / "half"
+    assert main(["average", *named, "--output", str(half), "--store-as", "float16"]) == 0
+    size, whole = ((folder / "model.safetensors").stat().st_size for folder in (half, tmp_path / "two"))
+    assert size < 0.6 * whole
+    loaded = VaswaniForConditionalGeneration.from_pretrained(half)
+    assert loaded.dtype == torch.float32
+    for mine, theirs in zip(loaded.parameters(), two.parameters(), strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-3, atol=1e-4)
+
+
+def test_what_cannot_be_averaged_is_one_sentence(done, tmp_path, capsys):
+    run = done / "run"
+    for arguments, message in [
+        ([str(run), "--last", "9"], "holds 4 checkpoint(s), and 9 were asked for"),
+        ([str(run)], "holds 4 checkpoint(s), and 5 were asked for"),
+        ([str(tmp_path / "gone")], "no such folder"),
+        ([str(run / "model"), str(run / "model")], "Name the new folder with --output"),
+        ([str(run / "model"), str(run / "model"), "--last", "2"], "--last counts the checkpoints of one run"),
+        ([str(run / "model"), str(run / "cache"), "--output", str(tmp_path / "x")], "has no model.safetensors"),
+        ([str(run), "--last", "2", "--output", str(run / "cache")], "is not empty"),
+    ]:
+        assert main(["average", *arguments]) == 2
+        error = capsys.readouterr().err
+        assert message in error
+        assert error.count("\n") == 1
+
+
 def test_a_taken_folder_is_refused_gone_on_with_or_replaced(tmp_path, capsys):
     path = recipe(tmp_path, data__valid=[])
     assert main(["train", str(path)]) == 0

@@ -24,19 +24,26 @@ def add_parser(commands: Any) -> None:
         metavar="DIR",
         help="new folder (default: averaged-N in the run; needed for model folders)",
     )
+    parser.add_argument(
+        "--store-as",
+        choices=("float32", "float16", "bfloat16"),
+        help="precision on disk (default: that of the checkpoints); the model is loaded in its own all the same",
+    )
     parser.add_argument("--overwrite", action="store_true", help="replace an earlier model in that folder")
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
     """Carry the command out; the new folder's name goes to standard output."""
+    import torch
+
     from ..training.averaging import AveragingError
     from ..training.run import average_folder
 
     folders, output = _chosen(args)
     check_new_folder(output, args.overwrite, "model.safetensors")
     try:
-        average_folder(folders, output)
+        average_folder(folders, output, getattr(torch, args.store_as) if args.store_as else None)
     except AveragingError as error:
         raise UserError(str(error)) from error
     print(output)

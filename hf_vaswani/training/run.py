@@ -102,11 +102,19 @@ class Run:
         _write_json(self.output / RESULT, asdict(result) | {"averaged": [path.name for path in chosen]})
 
 
-def average_folder(folders: list[Path], output: Path) -> None:
-    """Write a model folder with the mean of several checkpoints' weights; all else is taken from the last of them."""
+def average_folder(folders: list[Path], output: Path, dtype: torch.dtype | None = None) -> None:
+    """Write a model folder with the mean of several checkpoints' weights; all else is taken from the last of them.
+
+    Args:
+        folders (`list[Path]`): model folders. output (`Path`): the new one.
+        dtype (`torch.dtype`, *optional*): how the weights are stored; None: as in the checkpoints. The configuration,
+            which decides what they are loaded as, stays as it was: half the room on disk, and full precision in use.
+    """
     from safetensors.torch import save_file
 
     weights = average_weights(folders)
+    if dtype is not None:
+        weights = {name: value.to(dtype) for name, value in weights.items()}
     with whole_folder(output) as partial:
         for path in folders[-1].iterdir():
             if path.is_file() and path.suffix != ".safetensors" and path.name != "progress.json":
