@@ -68,6 +68,16 @@ def test_the_last_and_the_best_are_kept_and_older_ones_keep_only_weights(parts, 
     assert not list(tmp_path.glob(".*"))
 
 
+def test_one_that_is_only_the_best_does_not_crowd_out_those_that_are_due(parts, tmp_path):
+    folder = CheckpointFolder(tmp_path, keep_last=2)
+    for update, is_due in [(2, True), (4, True), (5, False), (6, True), (7, False)]:
+        folder.save(Progress(update=update, best_update=5), *parts, is_due=is_due)
+    assert names(folder) == [4, 5, 6, 7]
+    assert [update for update, _ in folder.due()] == [4, 6]
+    folder.save(Progress(update=8, best_update=8), *parts)
+    assert names(folder) == [6, 7, 8]
+
+
 @pytest.mark.parametrize("fault", [OSError(28, "No space left on device"), PermissionError(13, "Permission denied")])
 @pytest.mark.parametrize("place", ["save_file", "_sync_folder", "mkdir"])
 def test_what_cannot_be_written_leaves_the_earlier_ones_as_they_were(

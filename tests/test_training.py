@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from accelerate.state import AcceleratorState
 from huggingface_hub.errors import StrictDataclassError
 
 from hf_vaswani.data import TokenBatchSampler, TokenizedPairs
@@ -360,3 +361,17 @@ def test_two_processes_train_like_one_with_the_same_tokens(make_model, tmp_path)
     assert losses == pytest.approx(alone.losses, abs=1e-5)
     assert (tokens, epochs) == (alone.tgt_tokens, alone.epochs)
     assert total == pytest.approx(sum(p.double().sum().item() for p in model.parameters()), abs=1e-2)
+
+
+# ------------------------------------------------------------------ compiled
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # within torch's compiler
+@pytest.mark.slow  # the compiler takes half a minute
+def test_a_compiled_model_trains_alike_and_is_compiled_once_for_all_widths(make_model):
+    from torch._dynamo.utils import counters
+
+    plain = run(make_model(dropout=0.0), Recipe(updates=8, warmup_updates=9))
+    AcceleratorState._reset_state(reset_partial_state=True)
+    counters.clear()
+    compiled = run(make_model(dropout=0.0), Recipe(updates=8, warmup_updates=9, compile=True))
+    assert compiled.losses == pytest.approx(plain.losses, abs=1e-4)
+    assert counters["stats"]["unique_graphs"] <= 2

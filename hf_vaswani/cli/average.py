@@ -65,7 +65,7 @@ def _chosen(args: argparse.Namespace) -> tuple[list[Path], Path]:
             raise UserError("Name the new folder with --output.")
         return named, args.output
     root = named[0] / CHECKPOINTS if (named[0] / CHECKPOINTS).is_dir() else named[0]
-    found, wanted = CheckpointFolder(root).all(), args.last or 5
+    found, wanted = CheckpointFolder(root).due(), args.last or 5
     if len(found) < wanted:
         raise UserError(
             f"{root} holds {len(found)} checkpoint(s), and {wanted} were asked for. Ask for fewer with --last, or "

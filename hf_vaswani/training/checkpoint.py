@@ -12,7 +12,8 @@ import os
 import re
 import shutil
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -87,7 +88,7 @@ class CheckpointFolder:
 
     Args:
         root: the folder that holds them; made when the first is written.
-        keep_last (`int`): the newest so many stay, and the best.
+        keep_last (`int`): the newest so many that were due stay, and the best.
         tokenizer (*optional*): saved with each, so that each can translate.
     """
 
@@ -103,16 +104,23 @@ class CheckpointFolder:
         found = [(_NAME.fullmatch(path.name), path) for path in self.root.iterdir() if path.is_dir()]
         return sorted((int(match[1]), path) for match, path in found if match)
 
+    def due(self) -> list[tuple[int, Path]]:
+        """Those that were written because their time had come, not for a score between two of them: an even row."""
+        return [(update, path) for update, path in self.all() if _is_due(path)]
+
     def resumable(self) -> Path | None:
         """The newest checkpoint that a run can go on from."""
         folders = [path for _, path in self.all() if (path / OPTIMIZER).is_file() or (path / SHARDED).is_dir()]
         return folders[-1] if folders else None
 
-    def save(self, progress: Progress, model: Any, optimizer: Any, accelerator: Any) -> Path | None:
+    def save(
+        self, progress: Progress, model: Any, optimizer: Any, accelerator: Any, is_due: bool = True
+    ) -> Path | None:
         """Write one checkpoint, then remove those that are no longer kept. Every process must call it.
 
         Args:
             progress (`Progress`): where the run stands. model, optimizer: as `Accelerator.prepare` gave them.
+            is_due (`bool`): False for one that is only written because it is the best so far.
 
         Returns:
             `Path`, or None where it could not be written (full disk, no permission): that is said on standard error,
@@ -137,12 +145,13 @@ class CheckpointFolder:
             accelerator.wait_for_everyone()
         if accelerator.is_main_process and fault is None:
             try:
-                whole.save_pretrained(partial)
+                with _without_bars():
+                    whole.save_pretrained(partial)
                 if self.tokenizer is not None:
                     self.tokenizer.save_pretrained(partial)
                 if not is_sharded(accelerator):
                     save_file(_moments(whole, optimizer), partial / OPTIMIZER)
-                self._seal(partial, final, progress, accelerator)
+                self._seal(partial, final, progress, accelerator, is_due)
                 self._prune(progress)
             except (OSError, SafetensorError) as error:
                 fault = error
@@ -157,10 +166,13 @@ class CheckpointFolder:
         accelerator.wait_for_everyone()
         return final if final.is_dir() else None
 
-    def _seal(self, partial: Path, final: Path, progress: Progress, accelerator: Any) -> None:
+    def _seal(self, partial: Path, final: Path, progress: Progress, accelerator: Any, is_due: bool) -> None:
         """Bring everything to the disk, and only then give the folder its name."""
         paths = sorted(path for path in partial.rglob("*") if path.is_file())
-        state = asdict(progress) | {"files": {str(p.relative_to(partial)): p.stat().st_size for p in paths}}
+        state = asdict(progress) | {
+            "is_due": is_due,
+            "files": {str(p.relative_to(partial)): p.stat().st_size for p in paths},
+        }
         if accelerator.scaler is not None:
             state["scaler"] = accelerator.scaler.state_dict()
         (partial / PROGRESS).write_text(json.dumps(state, indent=2) + "\n", encoding="utf-8")
@@ -177,9 +189,10 @@ class CheckpointFolder:
                 shutil.rmtree(path)
 
     def _prune(self, progress: Progress) -> None:
-        folders = self.all()
-        for update, path in folders[: -self.keep_last]:
-            if update != progress.best_update:
+        folders, due = self.all(), self.due()
+        kept = {update for update, _ in [*due[-self.keep_last :], *folders[-RESUMABLE_KEPT:]]} | {progress.best_update}
+        for update, path in folders:
+            if update not in kept:
                 # Renamed first: a folder that is half removed must not look like a checkpoint.
                 doomed = path.with_name(f".{path.name}.unfinished")
                 path.rename(doomed)
@@ -248,6 +261,27 @@ def read_progress(folder: Path) -> dict[str, Any]:
     if missing:
         raise CheckpointError(f"{folder / PROGRESS} lacks {', '.join(sorted(missing))}: it is no checkpoint of ours.")
     return state
+
+
+def _is_due(folder: Path) -> bool:
+    try:
+        return bool(read_progress(folder).get("is_due", True))
+    except CheckpointError:
+        return True  # whoever damaged it will be told when it is used
+
+
+@contextmanager
+def _without_bars() -> Iterator[None]:
+    """Keep the library's own bars out of the run's."""
+    from transformers.utils import logging
+
+    was_on = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if was_on:
+            logging.enable_progress_bar()
 
 
 def _inner_optimizer(optimizer: Any) -> torch.optim.Optimizer:

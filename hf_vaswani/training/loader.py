@@ -6,6 +6,7 @@ is no batch left for a process it gets a filler, whose labels are all -100: it a
 keeps the process in step with the others.
 """
 
+import signal
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -70,4 +71,11 @@ def rank_loader(
         batch_sampler=RankBatches(plan, start, per_update, rank, world_size),
         collate_fn=FillingCollator(collator, dataset),
         num_workers=workers,
+        worker_init_fn=_leave_signals_to_the_run,
     )
+
+
+def _leave_signals_to_the_run(worker: int) -> None:
+    """Launchers and terminals end whole process groups; a loading process that died of it would take the run along."""
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, signal.SIG_IGN)

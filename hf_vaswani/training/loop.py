@@ -147,6 +147,9 @@ class _Run:
             model.activation_checkpointing_enable()
         self.d_model: int = model.config.d_model
         frozen = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        if is_sharded(accelerator):
+            # FSDP2 shards by module, and refuses a matrix that two hold: the shared embedding becomes one module.
+            model.set_input_embeddings(model.get_input_embeddings())
         self.model, self.optimizer = accelerator.prepare(model, paper_optimizer(frozen))
         self.snapshots = SnapshotAverage(recipe.average_last) if recipe.average_last else None
         self.progress = Progress(run=self._identity(), setting=self._setting())
@@ -320,7 +323,8 @@ class _Run:
         counts = torch.stack([(batch["labels"] != -100).sum() for batch in micro]).sum().to(accelerator.device)
         token_count = int(accelerator.reduce(counts, reduction="sum"))
         # Processes and accumulated batches are averaged by the back end, not added: each share is scaled up in turn.
-        divisor = max(1, token_count) / (self.world_size * self.per_process)
+        # A tensor, since a compiled model is compiled anew for every other number.
+        divisor = torch.tensor(max(1, token_count) / (self.world_size * self.per_process), device=accelerator.device)
         total = torch.zeros((), device=accelerator.device)
         for turn, batch in enumerate(micro):
             epoch, number = first[0], first[1] + turn * self.world_size + accelerator.process_index
@@ -377,8 +381,9 @@ class _Run:
             update % (plan.every_updates or self.checkpoint_plan.every_updates) == 0 or is_last
         ):
             is_best = self._measure(metrics)
-        if self.checkpoints is not None and (is_save_due or is_best or self._minutes_are_up()):
-            self.save()
+        is_save_due = self._minutes_are_up() or is_save_due
+        if self.checkpoints is not None and (is_save_due or is_best):
+            self.save(is_due=is_save_due)
         return plan.patience is not None and self.progress.without_best >= plan.patience
 
     def _measure(self, metrics: MetricsFile) -> bool:
@@ -411,10 +416,10 @@ class _Run:
         )
         return float(self.accelerator.reduce(is_due, reduction="sum")) > 0
 
-    def save(self) -> Path | None:
+    def save(self, is_due: bool = True) -> Path | None:
         assert self.checkpoints is not None
         self._last_saved = time.perf_counter()
-        return self.checkpoints.save(self.progress, self.model, self.optimizer, self.accelerator)
+        return self.checkpoints.save(self.progress, self.model, self.optimizer, self.accelerator, is_due)
 
     def _finish(self) -> None:
         result, progress = self.result, self.progress

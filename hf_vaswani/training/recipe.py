@@ -68,10 +68,13 @@ class Recipe:
 
 def make_accelerator(recipe: Recipe, project_dir: str | None = None) -> Any:
     """Accelerate's `Accelerator` as a recipe wants it: its precision, torch.compile, and its trackers."""
+    import torch
     from accelerate import Accelerator
     from accelerate.utils import TorchDynamoPlugin
 
     return Accelerator(
+        # Without an accelerator, processes find each other only where Accelerate is told that it is to use CPUs.
+        cpu=not torch.accelerator.is_available(),
         mixed_precision=recipe.precision,
         log_with=recipe.log_with,
         project_dir=project_dir,

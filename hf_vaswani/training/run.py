@@ -87,7 +87,7 @@ class Run:
         return result
 
     def _write_model(self, result: TrainingResult) -> None:
-        wanted, found = self.config.checkpoints.average_last, self.checkpoints.all()
+        wanted, found = self.config.checkpoints.average_last, self.checkpoints.due()
         if not found:
             raise ConfigError(f"{self.checkpoints.root} holds no checkpoint: none could be written. See above.")
         if wanted > len(found):
