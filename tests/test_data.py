@@ -96,7 +96,7 @@ def test_a_damaged_packed_file_is_refused_by_name(tmp_path, kind, pack, is_cut):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (gzip.compress(b"text\n"), r"holds gzip data, not plain text. Give it a name that ends in \.gz"),
+        (gzip.compress(b"text\n", mtime=0), r"holds gzip data, not plain text. Give it a name that ends in \.gz"),
         (zstd(b"text\n"), r"holds zstd data, not plain text. Give it a name that ends in \.zst"),
         (b"PK\x03\x04rest", "holds a zip archive"),
         (b"\xfd7zXZ\x00", "holds xz data"),

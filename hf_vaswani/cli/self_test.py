@@ -185,7 +185,9 @@ def _decode(model: Any, device: str, attention: str, use_cache: bool) -> Any:
             return_dict_in_generate=True,
             output_logits=True,
         )
-    except (FloatingPointError, RuntimeError) as error:
+    except FloatingPointError as error:
+        return f"{error} Where only one device shows it, use another: --device cpu."
+    except RuntimeError as error:
         return f"decoding stopped: {' '.join(str(error).split())}"
     for step, logits in enumerate(found.logits, start=1):
         if not torch.isfinite(logits).all():
