@@ -1,6 +1,7 @@
 """`hf-vaswani train`: a run from its recipe, on one process or many."""
 
 import argparse
+import shlex
 import sys
 from pathlib import Path
 from typing import Any
@@ -75,8 +76,9 @@ def _show_plan(prepared: Any) -> None:
 
 
 def _again(args: argparse.Namespace) -> str:
-    changes = "".join(f" --set {one}" for one in args.overrides)
-    return f"{Path(sys.argv[0]).name} train {args.recipe}{changes} --resume"
+    changes = "".join(f" --set {shlex.quote(one)}" for one in args.overrides)
+    program = "python -m hf_vaswani.cli" if sys.argv[0].endswith("__main__.py") else "hf-vaswani"
+    return f"{program} train {shlex.quote(str(args.recipe))}{changes} --resume"
 
 
 def _summary(prepared: Any, result: Any) -> str:

@@ -281,7 +281,7 @@ def two_file_pairs(
         place = place or "Up to the end of the shorter file no line is blank or much longer in one file alone"
         raise CorpusError(
             f"{src_path} has {src_count} lines, {tgt_path} has {tgt_count}: line n of one must belong to line n of "
-            f"the other. {place}. Find where they part before training."
+            f"the other. {place}. Find where they part."
         )
     if src_count and are_equal:
         raise CorpusError(f"{src_path} and {tgt_path} hold the same text; one of them must be the translation.")

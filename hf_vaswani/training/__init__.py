@@ -3,8 +3,9 @@
 from .averaging import AveragingError, SnapshotAverage, average_weights
 from .checkpoint import CheckpointError, CheckpointFolder, Progress
 from .config import ConfigError, TrainingConfig, load_config
-from .loop import TrainingDiverged, TrainingResult, train
+from .loop import train
 from .recipe import Recipe, make_accelerator
+from .result import TrainingDiverged, TrainingResult
 from .schedule import learning_rate, paper_optimizer
 
 __all__ = [

@@ -7,13 +7,10 @@ many batches, over how many processes, the update is cut.
 import hashlib
 import math
 import os
-import signal
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -27,49 +24,11 @@ from .config import CheckpointConfig, ValidationConfig
 from .loader import rank_loader
 from .metrics import MetricsFile, progress_bar
 from .recipe import Recipe, make_accelerator
+from .result import TrainingDiverged, TrainingResult
 from .schedule import learning_rate, paper_optimizer, set_learning_rate
+from .signals import stop_signals
 
 Validate = Callable[[Any, Any], dict[str, float]]
-
-
-class TrainingDiverged(RuntimeError):
-    """Too many updates in a row had a loss or a gradient that is no number."""
-
-
-@dataclass
-class TrainingResult:
-    """What a run did.
-
-    Args:
-        planned_updates (`int`): those asked for. updates (`int`): done, over all starts of the run.
-        from_update (`int`): where this start began.
-        skipped_count (`int`): updates skipped for want of a finite gradient.
-        tgt_tokens (`int`): target tokens trained on. epochs (`float`): passes over the data. seconds (`float`): of
-            training, over all starts.
-        averaged_count (`int`): snapshots in the final weights.
-        losses (`list[float]`): of each update of this start, per target token, in nats.
-        validations (`list[dict]`): of this start, each with its `update`.
-        best_update (`int`, *optional*): of all starts.
-        ended_by (`str`): "plan", "clock", "patience" or "signal".
-    """
-
-    planned_updates: int
-    updates: int = 0
-    from_update: int = 0
-    skipped_count: int = 0
-    tgt_tokens: int = 0
-    epochs: float = 0.0
-    seconds: float = 0.0
-    averaged_count: int = 0
-    losses: list[float] = field(default_factory=list)
-    validations: list[dict[str, float]] = field(default_factory=list)
-    best_update: int | None = None
-    ended_by: str = "plan"
-
-    @property
-    def stopped_early(self) -> bool:
-        """Whether the run ended before its plan."""
-        return self.updates < self.planned_updates
 
 
 def train(
@@ -122,7 +81,8 @@ def train(
     was_training = model.training
     run.model.train()
     try:
-        with _stop_signals(run):
+        # Without a checkpoint to write there is nothing to end in good order.
+        with stop_signals(run.ask_to_stop) if checkpoints is not None else nullcontext():
             run.go(metrics_path)
     finally:
         model.train(was_training)
@@ -146,11 +106,11 @@ class _Run:
         if recipe.gradient_checkpointing:
             model.activation_checkpointing_enable()
         self.d_model: int = model.config.d_model
-        frozen = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
         if is_sharded(accelerator):
             # FSDP2 shards by module, and refuses a matrix that two hold: the shared embedding becomes one module.
             model.set_input_embeddings(model.get_input_embeddings())
-        self.model, self.optimizer = accelerator.prepare(model, paper_optimizer(frozen))
+        self.model, self.optimizer = accelerator.prepare(model, paper_optimizer(trained))
         self.snapshots = SnapshotAverage(recipe.average_last) if recipe.average_last else None
         self.progress = Progress(run=self._identity(), setting=self._setting())
         self.result = TrainingResult(planned_updates=recipe.updates)
@@ -201,6 +161,10 @@ class _Run:
             if then != now:
                 self.say(f"Resuming with {name} {now}, where it was {then}: later losses differ in their last digits.")
         self.progress.setting = self._setting()
+
+    def ask_to_stop(self) -> None:
+        """End after the update in hand, with a checkpoint."""
+        self.should_stop = True
 
     def say(self, text: str) -> None:
         from tqdm import tqdm
@@ -440,23 +404,3 @@ def _fingerprint(dataset: Any) -> str:
     """The lengths of all pairs as one number: another text has others."""
     lengths = torch.stack([dataset.src_lengths, dataset.tgt_lengths]).to(torch.int32).contiguous()
     return hashlib.sha256(lengths.numpy().tobytes()).hexdigest()[:16]
-
-
-@contextmanager
-def _stop_signals(run: _Run) -> Iterator[None]:
-    """An end that is asked for (SIGTERM, as from a cluster's scheduler, or Ctrl-C) comes after the update in hand."""
-    if run.checkpoints is None or threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    def ask(number: int, frame: Any) -> None:
-        if run.should_stop:  # asked twice: at once
-            raise KeyboardInterrupt
-        run.should_stop = True
-
-    old = {number: signal.signal(number, ask) for number in (signal.SIGTERM, signal.SIGINT)}
-    try:
-        yield
-    finally:
-        for number, handler in old.items():
-            signal.signal(number, handler)

@@ -24,8 +24,9 @@ from ..tokenization_vaswani import VaswaniTokenizer
 from .averaging import average_weights
 from .checkpoint import CheckpointFolder
 from .config import ConfigError, TrainingConfig
-from .loop import TrainingResult, train
+from .loop import train
 from .recipe import make_accelerator
+from .result import TrainingResult
 from .validation import Validation
 
 METRICS, CONFIG, RESULT, MODEL, CHECKPOINTS = "metrics.jsonl", "config.json", "result.json", "model", "checkpoints"
