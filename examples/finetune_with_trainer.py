@@ -184,15 +184,18 @@ def main() -> int:
         max_length=min(args.max_length, args.src_tokens // share, args.tgt_tokens // share),
         max_ratio=config.data.max_ratio,
     )
-    batches = TokenBatchSampler(
-        corpus.src_lengths,
-        corpus.tgt_lengths,
-        args.src_tokens // share,
-        args.tgt_tokens // share,
-        seed=args.seed,
-        weights=corpus.weights,
-        multiple_of=share,
-    )
+    try:
+        batches = TokenBatchSampler(
+            corpus.src_lengths,
+            corpus.tgt_lengths,
+            args.src_tokens // share,
+            args.tgt_tokens // share,
+            seed=args.seed,
+            weights=corpus.weights,
+            multiple_of=share,
+        )
+    except ValueError as error:
+        raise ConfigError(f"--src-tokens, --tgt-tokens: {error}") from error
     held_out = [pair for source in config.data.valid for pair in read_source(source, *languages(config))]
     references = [tgt for src, tgt in held_out if src.strip() and tgt.strip()]  # tokenize_pairs leaves out the same
     tokenization = sacrebleu_tokenizer_for(target_language)

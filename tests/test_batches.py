@@ -218,3 +218,9 @@ def test_planning_many_pairs_takes_few_bytes_each_and_pads_little():
     assert figures["padding"] < 0.05
     assert figures["batches"] % 3 == 0
     assert figures["peak_mib_above_imports"] * 2**20 / 400_000 < 250
+
+
+def test_weights_that_make_an_epoch_without_end_are_refused():
+    lengths = torch.full((2,), 6)
+    with pytest.raises(ValueError, match=r"`weights` make an epoch of 3,000,000,001 pairs"):
+        TokenBatchSampler(lengths, lengths, 12, 12, weights=torch.tensor([3e9, 1.0], dtype=torch.float64))

@@ -2,6 +2,7 @@
 
 import io
 import os
+import shutil
 import subprocess
 import sys
 
@@ -130,6 +131,18 @@ def test_each_line_is_answered_before_the_next_is_read_with_a_batch_of_one(folde
     assert seen == [0, 1]
 
 
+def test_a_tab_in_a_translation_makes_no_fourth_column():
+    from hf_vaswani.cli.translate import write_translations
+
+    def translator(lines, **_):
+        return ([{"translation_text": f"{line}\tb\nc", "score": -1.0}] for line in lines)
+
+    columns, plain = io.BytesIO(), io.BytesIO()
+    write_translations(translator, ["a"], columns, {}, is_n_best=True)
+    write_translations(translator, ["a"], plain, {})
+    assert (columns.getvalue(), plain.getvalue()) == (b"1\t-1.0000\ta b c\n", b"a\tb c\n")
+
+
 def test_lines_before_a_fault_are_translated_and_the_fault_is_named(folder, feed, capfdbinary):
     feed(LINES[0].encode() + b"\nab\xe4\nnever read\n")
     assert main(["translate", str(folder)]) == 2
@@ -149,6 +162,8 @@ def test_what_the_user_got_wrong_is_one_sentence_and_no_traceback(folder, feed, 
         (["translate", str(tmp_path / "broken")], "cannot be loaded as a translation model"),
         (["translate", "./owner/name"], "./owner/name: no such folder."),
         (["translate", str(folder), str(tmp_path / "gone.txt")], "gone.txt: no such file."),
+        (["translate", str(folder), str(tmp_path)], "cannot be read (Is a directory)"),
+        (["translate", str(folder), "--device", "meta"], "--device meta: no such device here"),
         (["translate", str(folder), "--n-best", "5", "--beams", "3"], "needs --beams of at least 5; the search has 3"),
         (["translate", str(folder), "--device", "nonsense"], "--device nonsense: no such device here"),
         (["translate", str(folder), "--device", "cuda:7"], "--device cuda:7: no such device here"),
@@ -185,6 +200,32 @@ def test_the_command_runs_as_a_program_and_a_broken_pipe_ends_it_quietly(folder,
         os.close(writer)
     assert done.stderr == b""
     assert done.returncode == 141
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no device here that is always full")
+def test_a_full_disk_under_the_output_is_one_sentence(folder):
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+    with open("/dev/full", "wb") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "hf_vaswani.cli", "translate", str(folder)],
+            input=b"eins\n", stdout=full, stderr=subprocess.PIPE, env=environment, timeout=200, check=False,
+        )  # fmt: skip
+    assert done.stderr == (
+        b"hf-vaswani translate: standard output cannot be written: No space left on device. "
+        b"The results are incomplete.\n"
+    )
+    assert done.returncode == 2
+
+
+def test_damaged_weights_are_named_without_the_story_of_the_attempts(folder, feed, capfdbinary, tmp_path):
+    shutil.copytree(folder, tmp_path / "cut")
+    weights = tmp_path / "cut" / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:100])
+    feed(b"x\n")
+    assert main(["translate", str(tmp_path / "cut")]) == 2
+    error = capfdbinary.readouterr().err.decode().splitlines()[-1]
+    assert "damaged or were only half written" in error
+    assert "Traceback" not in error
 
 
 def test_stopping_by_hand_is_quiet(folder, feed, capfdbinary, monkeypatch):

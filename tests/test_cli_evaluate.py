@@ -3,6 +3,8 @@
 import gzip
 import json
 import math
+import os
+import threading
 
 import pytest
 import torch
@@ -185,12 +187,89 @@ def test_what_the_user_got_wrong_in_evaluate_is_one_sentence(folder, write, run,
         ([*model_files, "--output", tmp_path / "no" / "out"], "is not a folder that you may write to"),
         (["--hypotheses", source, reference, "--output", tmp_path / "o"], "--output and --beams are for translating"),
         (["--hypotheses", source, reference, "--beams", "2"], "--output and --beams are for translating"),
+        ([*model_files, "--output", reference], "r is one of the files to be read"),
+        ([*model_files, "--output", os.devnull], "is no plain file"),
+        ([*model_files, "--kinds", "chrf", "--tokenize", "zh"], "--tokenize is for sacreBLEU"),
+        ([*model_files, "--kinds", "chrf", "--normalize-punctuation"], "--normalize-punctuation is for tokenised"),
     ]:
         status, out, err = run("evaluate", *arguments)
         assert (status, out, len(err)) == (2, [], 1), message
         assert err[0].startswith("hf-vaswani evaluate: ")
         assert message in err[0]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["empty", "latin", "r", "s", "x"]
+
+
+@pytest.fixture
+def pipe(tmp_path):
+    """Gives the path of a pipe that hands out these lines once."""
+
+    def to(name, lines):
+        path = tmp_path / name
+        os.mkfifo(path)
+        threading.Thread(target=path.write_text, args=["".join(f"{line}\n" for line in lines)], daemon=True).start()
+        return str(path)
+
+    return to
+
+
+@pytest.mark.timeout(100)
+def test_what_can_be_read_only_once_is_read_once(folder, write, pipe, run):
+    source, reference = write("s", SOURCES), write("r", REFERENCES)
+    for number, arguments in enumerate(
+        [
+            lambda one: ["evaluate", folder, one("s", SOURCES), one("r", REFERENCES), "--kinds", "chrf"],
+            lambda one: ["evaluate", "--hypotheses", one("s", SOURCES), one("r", REFERENCES), "--kinds", "chrf"],
+            lambda one: ["score", folder, one("s", SOURCES), one("r", REFERENCES)],
+            lambda one: ["translate", folder, one("s", SOURCES)],
+        ]
+    ):
+        expected = run(*arguments(lambda name, _: {"s": source, "r": reference}[name]))
+        assert expected[0] == 0
+        assert run(*arguments(lambda name, lines: pipe(f"{name}{number}", lines))) == expected  # noqa: B023
+
+
+def test_kinds_may_be_written_with_blanks_and_twice(folder, write, run):
+    files = [write("s", SOURCES), write("r", REFERENCES)]
+    out = run("evaluate", "--hypotheses", *files, "--kinds", "ter, chrf,ter")[1]
+    assert [line.split(" ")[0] for line in out] == ["TER", "chrF"]
+
+
+def test_a_link_as_output_stays_a_link(folder, write, run, tmp_path):
+    (tmp_path / "link").symlink_to("real")
+    arguments = [write("s", SOURCES), write("r", REFERENCES), "--kinds", "chrf", "--output", tmp_path / "link"]
+    assert run("evaluate", folder, *arguments)[0] == 0
+    assert (tmp_path / "link").is_symlink()
+    assert (tmp_path / "real").read_bytes().count(b"\n") == 5
+
+
+def test_without_a_perplexity_the_translations_have_their_scores(folder, write, run, monkeypatch):
+    def refuse(*_, **__):
+        raise ValueError("Pair 2 is too long.")
+
+    files = [write("s", SOURCES), write("r", REFERENCES)]
+    expected = run("evaluate", folder, *files, "--kinds", "chrf")[1][:-1]
+    monkeypatch.setattr("hf_vaswani.evaluation.score_pairs", refuse)
+    status, out, err = run("evaluate", folder, *files, "--kinds", "chrf")
+    assert (status, out) == (0, expected)
+    assert err == ["hf-vaswani evaluate: no perplexity. Pair 2 is too long."]
+    found = json.loads(run("evaluate", folder, *files, "--kinds", "chrf", "--json")[1][0])
+    assert (found["perplexity"], found["perplexity_signature"]) == (None, None)
+
+
+def test_weights_that_are_no_numbers_are_one_sentence_of_every_command(loaded, write, run, tmp_path):
+    model, tokenizer = loaded
+    with torch.no_grad():
+        kept = model.model.shared.weight.clone()
+        model.model.shared.weight.fill_(math.nan)
+        model.save_pretrained(tmp_path / "nan")
+        model.model.shared.weight.copy_(kept)
+    tokenizer.save_pretrained(tmp_path / "nan")
+    files = [write("s", SOURCES), write("r", REFERENCES)]
+    for command, count in (("translate", 1), ("evaluate", 2), ("score", 2)):
+        status, out, err = run(command, tmp_path / "nan", *files[:count])
+        assert (status, out, len(err)) == (2, [], 1)
+        assert err[0].startswith(f"hf-vaswani {command}: ")
+        assert "not finite" in err[0]
 
 
 def test_a_disk_that_fills_up_leaves_the_older_translations(folder, write, run, tmp_path, monkeypatch):
@@ -255,6 +334,13 @@ def test_what_the_user_got_wrong_in_score_is_one_sentence(folder, write, run, tm
     def refuse(*_, first_number, **__):
         raise ValueError(f"Pair {first_number} is too long.")
 
+    monkeypatch.setattr("hf_vaswani.cli.score._PAIRS_AT_ONCE", 2)
+    monkeypatch.setattr(
+        "hf_vaswani.evaluation.score_pairs",
+        lambda *rest, first_number, **options: refuse(first_number=first_number) if first_number > 1 else [],
+    )
+    status, _, err = run("score", folder, source, reference)
+    assert (status, err) == (2, [f"hf-vaswani score: {source} and {reference}: Pair 3 is too long."])
     monkeypatch.setattr("hf_vaswani.evaluation.score_pairs", refuse)
     status, _, err = run("score", folder, source, reference)
     assert (status, err) == (2, [f"hf-vaswani score: {source} and {reference}: Pair 1 is too long."])

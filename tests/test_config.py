@@ -37,6 +37,12 @@ def test_a_value_can_be_changed_from_outside(tmp_path):
     assert (config.training.updates, config.data.train[0].src, config.tokenizer.vocab_size) == (9, "b.de", 300)
 
 
+def test_anchors_and_merged_keys_are_yaml_like_any_other(tmp_path):
+    text = "output: x\ndata: {train: [&one {src: a.de, tgt: a.en}, {<<: *one, src: b.de}]}\n"
+    first, second = load(tmp_path, text).data.train
+    assert (first.src, first.tgt, second.src, second.tgt) == ("a.de", "a.en", "b.de", "a.en")
+
+
 def test_a_recipe_survives_as_plain_values(tmp_path):
     import yaml
 
@@ -67,6 +73,10 @@ def test_a_recipe_survives_as_plain_values(tmp_path):
         ("validation: {patience: soon}", r"patience"),
         ("tokenizer: {normalization: nfd}", r"`normalization` must be"),
         ("start_from: some/model", r"`model` must be left out"),
+        ("output: ' '", r"`output` is blank"),
+        ("training: {batches_per_update: 2}", r"the recipe of a whole run has `batches\.batches_per_update`"),
+        ("training: {average_last: 2}", r"has `checkpoints\.average_last`"),
+        ("training: {seed: 9223372036854775808}", r"`seed` must be below 2\*\*63"),
     ],
 )
 def test_what_makes_no_sense_is_refused_by_key(tmp_path, change, message):
@@ -83,6 +93,8 @@ def test_what_makes_no_sense_is_refused_by_key(tmp_path, change, message):
     ("content", "message"),
     [
         (b"a: [", "no valid YAML"),
+        (b"output: x\ntraining: {updates: 1}\ntraining: {updates: 2}", "`training` stands twice"),
+        (b"training: {updates: 1, 'updates': 2}", "`updates` stands twice"),
         (b"- 1", "a recipe is a mapping"),
         (b"a: \xff", "not UTF-8"),
         (None, "cannot be read"),

@@ -164,6 +164,7 @@ def test_sides_of_unequal_length_stop_with_both_files_and_counts(tmp_path, src_c
     [
         (["a", "", "c", "d"], ["x", "y", "z"], r"is line 2, blank in .*a\.de alone"),
         (["a", "b", "c"], ["x", "y" * 70, "", "z"], r"is line 2, with 1 letters in .*a\.de and 70 in .*b\.en"),
+        (["a", "b" * 10, "c" * 10], ["x", "y" * 60, "z" * 61, "z"], r"is line 3, with 10 letters in .* and 61 in"),
         (["a", "b"], ["x", "y", "z"], "no line is blank or much longer in one file alone"),
     ],
 )

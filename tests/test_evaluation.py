@@ -422,3 +422,10 @@ def test_perplexity_weighs_every_target_token_alike_in_any_batches(make_model):
     assert model.training
     with pytest.raises(ValueError, match="no pair"):
         perplexity(model, TokenizedPairs([], []), collate)
+
+
+@pytest.mark.parametrize("score", [sacrebleu_score, tokenised_bleu_score])
+def test_text_that_looks_tokenised_brings_no_word_of_the_scorer(score, caplog):
+    lines = [f"this is number {i} ." for i in range(120)]
+    assert score(lines, lines).score == pytest.approx(100)
+    assert caplog.records == []

@@ -77,8 +77,12 @@ class Plain:
     """A tokenizer without a library below, whose targets differ from its sources."""
 
     eos_token_id = 1
+    first_word = "a"
 
-    def __call__(self, text=None, text_target=None):
+    def get_vocab(self):
+        return {self.first_word: 97}
+
+    def __call__(self, text=None, text_target=None, verbose=True):
         first = [] if text_target is None else [7]
         return {"input_ids": [[*first, *(ord(c) for c in line), 1] for line in (text or text_target)]}
 
@@ -104,6 +108,26 @@ def test_targets_of_another_form_than_sources_are_encoded_as_the_call_does(tmp_p
     data = prepare_corpus([source], marked, tmp_path / "cache", workers=2)
     assert data[1]["labels"] == [2, *tokenizer("e f")["input_ids"]]
     assert data[1]["input_ids"] == tokenizer("d")["input_ids"]
+
+
+def test_a_tokenizer_that_differs_from_its_library_in_rare_texts_alone_is_called(tmp_path, tokenizer):
+    class Careful(VaswaniTokenizer):
+        def __call__(self, text=None, text_target=None, **kwargs):
+            found = super().__call__(text, text_target=text_target, **kwargs)
+            for ids, line in zip(found["input_ids"], text or text_target, strict=True):
+                if "</s>" in line:
+                    ids[:] = [2, 1]
+            return found
+
+    careful = Careful(tokenizer_object=tokenizer.backend_tokenizer)
+    source = two_files(tmp_path, [*many_pairs(120), ("a</s>", "b")])  # the last is in no first sample of the text
+    assert prepare_corpus([source], careful, tmp_path / "cache")[120]["input_ids"] == [2, 1]
+
+
+def test_long_lines_make_small_chunks(monkeypatch):
+    monkeypatch.setattr(module, "_LETTERS_AT_ONCE", 10)
+    pairs = [(number, "a" * size, "b") for number, size in enumerate((3, 3, 3, 20, 1), start=1)]
+    assert [[pair[0] for pair in chunk] for chunk in module._chunks(iter(pairs))] == [[1, 2, 3], [4], [5]]
 
 
 def test_arrow_files_open_as_a_dataset(tmp_path, tokenizer):
@@ -194,7 +218,7 @@ def test_a_missing_file_is_named(tmp_path, tokenizer):
         prepare_corpus([CorpusSource(src=str(tmp_path / "gone.de"), tgt="b")], tokenizer, tmp_path / "cache")
 
 
-@pytest.mark.parametrize("limits", [{"max_length": 0}, {"max_ratio": 0.5}, {"workers": 0}])
+@pytest.mark.parametrize("limits", [{"max_length": 0}, {"max_ratio": 0.5}, {"workers": 0}, {"max_ratio": float("nan")}])
 def test_limits_that_make_no_sense_are_refused(tmp_path, tokenizer, limits):
     with pytest.raises(ValueError, match=next(iter(limits))):
         prepare_corpus([two_files(tmp_path, many_pairs(3))], tokenizer, tmp_path / "cache", **limits)
@@ -206,8 +230,26 @@ def test_a_tokenizer_that_leaves_out_the_end_token_and_no_corpus_are_refused(tmp
 
     with pytest.raises(ValueError, match="does not close a sentence with its end token"):
         prepare_corpus([two_files(tmp_path, many_pairs(3))], Endless(), tmp_path / "cache")
+    Endless.eos_token_id = None
+    with pytest.raises(ValueError, match="has no end token"):
+        prepare_corpus([two_files(tmp_path, many_pairs(3))], Endless(), tmp_path / "cache")
     with pytest.raises(ValueError, match="no corpus"):
         prepare_corpus([], Plain(), tmp_path / "cache")
+
+
+def test_corpora_of_which_no_pair_would_ever_come_are_refused(tmp_path, tokenizer):
+    source = two_files(tmp_path, many_pairs(3))
+    source.weight = 0
+    with pytest.raises(CorpusError, match="Every corpus has the weight 0"):
+        prepare_corpus([source], tokenizer, tmp_path / "cache")
+
+
+def test_a_pipe_is_refused_instead_of_waited_for(tmp_path, tokenizer):
+    source = two_files(tmp_path, many_pairs(3))
+    (tmp_path / "a.en").unlink()
+    os.mkfifo(tmp_path / "a.en")
+    with pytest.raises(CorpusError, match=r"a\.en: a pipe or a device cannot be read more than once"):
+        prepare_corpus([source], tokenizer, tmp_path / "cache")
 
 
 # ------------------------------------------------------------------ several corpora
@@ -268,12 +310,18 @@ def test_another_text_tokenizer_or_limit_is_encoded_anew(tmp_path, tokenizer):
     data = prepare_corpus([source], other, cache)
     assert data[3]["labels"] == other(many_pairs(20)[3][1])["input_ids"]
     assert len(folders(cache)) == 4
+    # Tokenizers without a library below that differ in a word that no sample holds.
+    plain = Plain()
+    prepare_corpus([source], plain, cache)
+    plain.first_word = "b"
+    prepare_corpus([source], plain, cache)
+    assert len(folders(cache)) == 6
     # One letter, with size and date as before.
     path = tmp_path / "a.en"
     path.write_bytes(path.read_bytes().replace(b"sentence 3", b"sentence 8"))
     data = prepare_corpus([source], tokenizer, cache)
     assert data[3]["labels"] == tokenizer(many_pairs(20)[3][1].replace("3", "8"))["input_ids"]
-    assert len(folders(cache)) == 5
+    assert len(folders(cache)) == 7
 
 
 def test_a_bar_shows_on_a_terminal_once_the_work_takes_long(tmp_path, tokenizer, monkeypatch):
@@ -298,7 +346,7 @@ def test_a_damaged_cache_is_not_believed(tmp_path, tokenizer, damage):
     content = path.read_bytes()
     path.unlink()
     if damage == "cut":
-        path.write_bytes(content[:-8])
+        path.write_bytes(content[: len(content) // 2])  # more than the mark at the end, which no reader needs
     again = prepare_corpus([source], tokenizer, tmp_path / "cache")
     assert [again[i] for i in range(20)] == expected
 

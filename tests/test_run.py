@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -150,6 +151,9 @@ def test_a_taken_folder_is_refused_gone_on_with_or_replaced(tmp_path, capsys):
     assert losses(tmp_path) == first
     assert "9 updates" in capsys.readouterr().out
     assert main(["train", str(path), "--resume", "--overwrite"]) == 2
+    prepare_run(load_config(path), overwrite=True)  # from here on nothing of the old run is taken for the new one's
+    assert not [name for name in ("model", "result.json") if (tmp_path / "run" / name).exists()]
+    assert list((tmp_path / "run" / "checkpoints").iterdir()) == []
 
 
 def test_resuming_where_there_is_nothing_yet_begins(tmp_path):
@@ -165,6 +169,108 @@ def test_a_run_of_another_recipe_is_not_gone_on_with(tmp_path, capsys):
         assert "is of another run" in capsys.readouterr().err
     assert main(["train", str(path), "--resume", "--set", "model.d_ff=25"]) == 2
     assert "does not fit this model" in capsys.readouterr().err
+
+
+def test_a_refused_recipe_leaves_the_runs_own_on_disk(tmp_path):
+    path = recipe(tmp_path, data__valid=[], training__updates=2)
+    assert main(["train", str(path)]) == 0
+    before = (tmp_path / "run" / "config.json").read_bytes()
+    assert main(["train", str(path), "--resume", "--set", "training.seed=9"]) == 2
+    assert (tmp_path / "run" / "config.json").read_bytes() == before
+
+
+def test_the_batches_of_an_update_stay_and_are_said_or_refused(tmp_path, capsys):
+    path = recipe(tmp_path, data__valid=[], training__updates=2)
+    assert main(["train", str(path)]) == 0
+    resume = ["train", str(path), "--resume", "--set", "training.updates=3", "--set"]
+    assert main([*resume, "batches.batches_per_update=2"]) == 2
+    assert "`batches_per_update` was 1 and is now 2" in capsys.readouterr().err
+    assert main([*resume, "batches.max_batch_tokens=75"]) == 0
+    assert "An update stays 1 batches" in capsys.readouterr().err
+
+
+def test_files_that_are_not_of_a_run_are_never_replaced(tmp_path, capsys):
+    path, output = recipe(tmp_path, data__valid=[], training__updates=2), tmp_path / "run"
+    mine = [output / "model" / "thesis.txt", output / "checkpoints" / "mine" / "thesis.txt"]
+    for own in mine:
+        own.parent.mkdir(parents=True)
+        own.write_text("mine")
+    for option in ([], ["--overwrite"], ["--resume"]):
+        assert main(["train", str(path), *option]) == 2
+        assert "model is there already and not of a run" in capsys.readouterr().err
+    mine[0].unlink()
+    mine[0].parent.rmdir()
+    for _ in range(2):
+        assert main(["train", str(path), "--overwrite"]) == 0
+        assert mine[1].read_text() == "mine"
+    assert main(["train", str(path), "--set", f"output={output / 'model'}"]) == 2
+    assert "config.json is not of a run" in capsys.readouterr().err
+    assert VaswaniForConditionalGeneration.from_pretrained(output / "model").config.d_model == 16
+
+
+def test_a_finished_run_without_its_checkpoints_is_not_begun_anew_by_chance(done, tmp_path, capsys):
+    path = recipe(tmp_path)
+    shutil.copytree(done / "run", tmp_path / "run", ignore=shutil.ignore_patterns("checkpoints"))
+    for option in ([], ["--resume"]):
+        assert main(["train", str(path), *option]) == 2
+        assert "holds the model of a finished run, but no checkpoint" in capsys.readouterr().err
+    assert len(losses(tmp_path)) == 6
+
+
+def test_a_finished_run_that_is_resumed_says_that_nothing_is_left(tmp_path, capsys):
+    path = recipe(tmp_path, data__valid=[], training__updates=2)
+    assert main(["train", str(path)]) == 0
+    assert main(["train", str(path), "--resume"]) == 0
+    assert "Nothing is left to train: 2 updates are planned" in capsys.readouterr().err
+    assert len(losses(tmp_path)) == 2
+
+
+def test_a_model_that_cannot_be_written_is_one_sentence_and_resuming_writes_it(tmp_path, capsys, monkeypatch):
+    path = recipe(tmp_path, data__valid=[], training__updates=2)
+
+    def full(*args):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("hf_vaswani.training.run.average_folder", full)
+    assert main(["train", str(path)]) == 2
+    assert "model cannot be written (No space left on device). The checkpoints are whole" in capsys.readouterr().err
+    monkeypatch.undo()
+    assert main(["train", str(path), "--resume"]) == 0
+    assert (tmp_path / "run" / "model" / "model.safetensors").is_file()
+
+
+def test_the_mean_of_a_trainers_checkpoints_has_only_what_is_of_the_model(done, tmp_path):
+    folders = []
+    for number in (4, 6):
+        folders.append(tmp_path / f"checkpoint-{number}")
+        shutil.copytree(done / "run" / "checkpoints" / f"update-0000000{number}", folders[-1])
+        for name in ("optimizer.pt", "scheduler.pt", "rng_state_0.pth", "trainer_state.json", "training_args.bin"):
+            (folders[-1] / name).write_text("large")
+    assert main(["average", *map(str, folders), "--output", str(tmp_path / "mean")]) == 0
+    names = {path.name for path in (tmp_path / "mean").iterdir()}
+    assert names == {path.name for path in (done / "run" / "model").iterdir()}
+
+
+def test_a_checkpoint_that_its_run_removes_meanwhile_is_named(done, tmp_path, capsys, monkeypatch):
+    def gone(path, target):
+        raise FileNotFoundError(2, "No such file or directory", str(path))
+
+    monkeypatch.setattr("hf_vaswani.training.run.shutil.copy", gone)
+    assert main(["average", str(done / "run"), "--last", "2", "--output", str(tmp_path / "two")]) == 2
+    assert "update-00000006 was removed while it was read" in capsys.readouterr().err
+    assert not (tmp_path / "two").exists()
+
+
+def test_a_dry_run_needs_no_free_folder_and_leaves_the_run_in_it(done, tmp_path, capsys):
+    path = recipe(tmp_path)
+    shutil.copytree(done / "run", tmp_path / "run")
+    for option in ([], ["--overwrite"], ["--resume"]):
+        assert main(["train", str(path), "--dry-run", *option]) == 0
+        printed = capsys.readouterr()
+        assert "6 updates" in printed.out
+        assert f"Kept for the run: its tokenizer and its encoded text, in {tmp_path / 'run' / 'cache'}" in printed.err
+    for name in ("checkpoints", "model", "metrics.jsonl", "result.json", "config.json"):
+        assert (tmp_path / "run" / name).exists()
 
 
 def test_a_dry_run_plans_and_trains_nothing(tmp_path, capsys):
@@ -183,6 +289,20 @@ def test_training_further_from_a_model_takes_its_tokenizer_and_weights(done, tmp
     loaded = VaswaniForConditionalGeneration.from_pretrained(base)
     assert run.tokenizer.get_vocab() == AutoTokenizer.from_pretrained(base).get_vocab()
     assert all(torch.equal(a, b) for a, b in zip(run.model.parameters(), loaded.parameters(), strict=True))
+
+
+def test_ratio_weights_and_seed_of_a_recipe_are_heeded(tmp_path):
+    source = {"src": str(tmp_path / "train.de"), "tgt": str(tmp_path / "train.en"), "weight": 2.0}
+    path = recipe(tmp_path, data__train=[source], data__max_ratio=1.2, data__valid=[])
+    first, again, other = (
+        prepare_run(load_config(path, [f"training.seed={seed}"]), dry_run=True) for seed in (2, 2, 3)
+    )
+    assert first.corpus.report[0].dropped["off in ratio"] == 60 - len(first.corpus) > 0
+    assert first.sampler.plan(0).pair_count == 2 * len(first.corpus)
+    weights = [torch.cat([p.flatten() for p in run.model.parameters()]) for run in (first, again, other)]
+    assert torch.equal(weights[0], weights[1])
+    assert not torch.equal(weights[0], weights[2])
+    assert first.sampler.plan(0)[0:5] == again.sampler.plan(0)[0:5] != other.sampler.plan(0)[0:5]
 
 
 def test_a_tokenizer_that_does_not_belong_to_the_model_is_refused(done, tmp_path, capsys):
@@ -209,6 +329,24 @@ def test_the_tokenizer_is_learnt_once_and_again_when_the_text_changes(tmp_path, 
     assert capsys.readouterr().err.count("Learning") == 1
 
 
+LITTLE = {"d_model": 16, "d_ff": 24, "encoder_layers": 1, "decoder_layers": 1, "num_attention_heads": 2}
+LONG = [{"jsonl": "long.jsonl"}]
+
+
+@pytest.mark.parametrize("end", [None, "</s>"])
+def test_a_tokenizer_that_does_not_fit_is_one_sentence(tmp_path, capsys, end):
+    from tokenizers import Tokenizer, models
+    from transformers import PreTrainedTokenizerFast
+
+    backend = Tokenizer(models.WordLevel({"<unk>": 0, "a": 1}, unk_token="<unk>"))
+    others = {"unk_token": "<unk>", "pad_token": "<pad>", "bos_token": "<s>"}
+    PreTrainedTokenizerFast(tokenizer_object=backend, eos_token=end, **others).save_pretrained(tmp_path / "words")
+    assert main(["train", str(recipe(tmp_path, tokenizer={"path": str(tmp_path / "words")}))]) == 2
+    error = capsys.readouterr().err
+    assert ("has no `eos_token`" if end is None else "does not close a sentence with its end token") in error
+    assert error.count("\n") == 1
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -220,10 +358,19 @@ def test_the_tokenizer_is_learnt_once_and_again_when_the_text_changes(tmp_path, 
         ({"model": {"preset": "base", "position_encoding": "learned", "max_position_embeddings": 40}}, "40 learned"),
         ({"target_language": "ja"}, "validation: "),
         ({"output": "/proc/nothing"}, "cannot be written to"),
+        ({"data__cache": "/proc/nothing"}, "/proc/nothing cannot be written to"),
+        ({"batches": {"src_tokens": 2, "tgt_tokens": 2}}, "no pair fits into a batch of 2 source and 2 target tokens"),
+        ({"start_from": "no/such", "model": {}}, "start_from: no/such holds no tokenizer"),
+        (
+            {"model": {"position_encoding": "learned", "max_position_embeddings": 60, **LITTLE}, "data__valid": LONG},
+            "its longest side has 401 tokens, but the model has 60 learned positions",
+        ),
         ({"training__log_with": ["no_such_tracker"]}, "no_such_tracker"),
     ],
 )
-def test_what_does_not_work_is_one_sentence(tmp_path, capsys, changes, message):
+def test_what_does_not_work_is_one_sentence(tmp_path, capsys, monkeypatch, changes, message):
+    monkeypatch.chdir(tmp_path)
+    Path("long.jsonl").write_text(json.dumps({"de": "x " * 200, "en": "y"}) + "\n", encoding="utf-8")
     assert main(["train", str(recipe(tmp_path, **changes))]) == 2
     error = capsys.readouterr().err
     assert message in error

@@ -16,6 +16,7 @@ from hf_vaswani import VaswaniTokenizer, VaswaniTranslationPipeline
 from hf_vaswani.data import tokenize_pairs
 from hf_vaswani.evaluation import chrf_score, evaluate_model, perplexity, sacrebleu_score, score_pairs, translate_lines
 from hf_vaswani.evaluation.bare import bare_model
+from hf_vaswani.evaluation.perplexity import mean_to_perplexity
 
 SOURCES = ["ein Hund", "zwei sehr kleine Katzen schlafen", "", "kein Vogel singt", "42"]
 REFERENCES = ["a dog", "two very small cats sleep", "", "no bird sings", "42"]
@@ -267,6 +268,31 @@ def test_perplexity_is_that_of_the_scores_of_all_pairs(model, tokenizer):
     expected = math.exp(-sum(one.log_prob for one in scores) / sum(len(one.pieces) for one in scores))
     found = perplexity(model, tokenize_pairs(pairs, tokenizer), DataCollatorForSeq2Seq(tokenizer))
     assert found == pytest.approx(expected, rel=1e-5)
+
+
+def test_a_pair_over_the_budget_does_not_widen_the_batches_of_others(model, tokenizer, monkeypatch):
+    pairs = [("a b", "c"), ("d " * 40, "e"), ("f g", "h"), ("i j", "k")]
+    sizes, forward = [], type(model).forward
+    monkeypatch.setattr(
+        type(model),
+        "forward",
+        lambda self, **inputs: sizes.append(inputs["input_ids"].shape) or forward(self, **inputs),
+    )
+    scores = score_pairs(model, tokenizer, pairs, batch_tokens=9)
+    assert max(rows * columns for rows, columns in sizes[:-1]) <= 9
+    assert sizes[-1][0] == 1
+    monkeypatch.undo()
+    for pair, score in zip(pairs, scores, strict=True):
+        assert score.log_prob == pytest.approx(score_pairs(model, tokenizer, [pair])[0].log_prob, abs=1e-4)
+
+
+def test_perplexity_past_any_float_is_infinite_and_a_score_that_is_no_number_is_named(model, tokenizer):
+    assert mean_to_perplexity(-1e6, 10) == math.inf
+    assert mean_to_perplexity(-20.0, 10) == pytest.approx(math.exp(2))
+    with torch.no_grad():
+        model.model.shared.weight.fill_(math.nan)
+    with pytest.raises(FloatingPointError, match=r"Pair 12 .* has a score that is no number"):
+        score_pairs(model, tokenizer, [("", "x"), ("a", "b")], first_number=11)
 
 
 def test_a_pair_that_is_longer_than_the_position_table_is_named(make_model, tokenizer):

@@ -203,3 +203,11 @@ def test_a_device_or_a_model_that_is_not_there_is_refused_in_one_sentence(cpu_al
 def test_the_accelerator_of_this_machine_decodes_like_its_cpu(capsys):
     assert run() == 0
     assert f"{self_test.available_devices()[1]} against cpu" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("end", [None, [1, 3]])
+def test_a_model_with_several_end_tokens_or_none_is_checked(end):
+    model = self_test.tiny_model()
+    model.config.eos_token_id = model.generation_config.eos_token_id = end
+    found = list(self_test.checks(model, ["cpu"]))
+    assert [check.is_equal for check in found] == [True, True]

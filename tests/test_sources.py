@@ -85,6 +85,10 @@ def test_the_key_of_a_corpus_follows_its_content_and_not_its_place(tmp_path, kin
     one, two = (source_of(kind, tmp_path / name) for name in ("one", "two"))
     before = content_key(one, "de", "en")
     assert content_key(two, "de", "en") == before
+    if kind.startswith("dataset"):  # what the library keeps beside the text for itself
+        for folder in {p.parent for p in (tmp_path / "two").rglob("*.arrow")}:
+            (folder / "cache-0123.arrow").write_bytes(b"x")
+        assert content_key(two, "de", "en") == before
     path = next(p for p in (tmp_path / "one").rglob("*.arrow" if kind.startswith("dataset") else "*") if p.is_file())
     raw = bytearray(path.read_bytes())
     raw[-2] ^= 1
@@ -142,6 +146,7 @@ def test_a_source_that_names_no_corpus_is_refused(fields, message):
     ("line", "message"),
     [
         ("{not json", r"a\.jsonl, line 2: no valid JSON"),
+        pytest.param("[" * 200_000, r"a\.jsonl, line 2: no valid JSON", id="deep"),
         ("[1]", r"a\.jsonl, line 2: each line must be one JSON object"),
         ('{"de": "x"}', r"a\.jsonl, line 2: no field 'en'; fields there: de"),
         ('{"de": "x", "en": 4}', r"a\.jsonl, line 2: field 'en' must be a text, got int"),
@@ -180,6 +185,12 @@ def test_a_dataset_that_is_not_there_or_lacks_the_split_is_named(tmp_path):
         list(read_source(CorpusSource(dataset=folder, split="test"), "de", "en"))
     with pytest.raises(CorpusError, match=r"row 1: no field 'fr'; fields there: de, en"):
         list(read_source(CorpusSource(dataset=folder, split="valid"), "de", "fr"))
+    single = saved_dataset(tmp_path / "single", [{"de": "a", "en": "b"}])
+    assert list(read_source(CorpusSource(dataset=single), "de", "en")) == [("a", "b")]
+    with pytest.raises(CorpusError, match=r"no split 'valid'; the folder holds a single dataset"):
+        list(read_source(CorpusSource(dataset=single, split="valid"), "de", "en"))
+    with pytest.raises(CorpusError, match="`config` has no meaning for a folder"):
+        list(read_source(CorpusSource(dataset=single, config="x"), "de", "en"))
     (tmp_path / "empty").mkdir()
     with pytest.raises(CorpusError, match="empty: cannot be read"):
         list(read_source(CorpusSource(dataset=str(tmp_path / "empty"))))
@@ -246,6 +257,11 @@ def test_a_unit_without_a_segment_is_blank_on_that_side(tmp_path):
     hollow = '<tu><tuv xml:lang="de"></tuv><tuv xml:lang="en"><seg>b</seg></tuv></tu>\n'
     pairs, _ = read_tmx(tmp_path, tmx(hollow, unit("c", "d"), unit("e", "f", ("fr", "en"))))
     assert [pair[1:] for pair in pairs] == [("", "b"), ("c", "d"), ("", "f")]
+
+
+def test_of_two_segments_in_one_language_the_first_counts(tmp_path):
+    variants = unit("a", "b").replace("</tu>", '<tuv xml:lang="de-DE"><seg>c</seg></tuv>\n</tu>')
+    assert read_tmx(tmp_path, tmx(variants))[0] == [(3, "a", "b")]
 
 
 def test_broken_xml_is_named_by_its_line(tmp_path):

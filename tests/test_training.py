@@ -232,6 +232,12 @@ def test_a_run_that_no_longer_has_finite_gradients_ends_with_advice(make_model):
     assert weights(model).isfinite().all()
 
 
+def test_only_updates_in_a_row_count_towards_the_limit(make_model):
+    model = spoil(make_model(), lambda call: call in (2, 3, 5, 6, 8, 9))
+    result = run(model, Recipe(updates=5, nonfinite_limit=3))
+    assert (result.updates, result.skipped_count) == (5, 6)
+
+
 def test_a_gradient_is_clipped_only_where_that_is_asked_for(make_model):
     steps = []
     for norm in (None, 1e-9):

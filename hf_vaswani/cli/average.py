@@ -46,6 +46,8 @@ def run(args: argparse.Namespace) -> int:
         average_folder(folders, output, getattr(torch, args.store_as) if args.store_as else None)
     except AveragingError as error:
         raise UserError(str(error)) from error
+    except OSError as error:
+        raise UserError(f"{output} cannot be written ({error.strerror or error}); nothing of it is left.") from error
     print(output)
     return 0
 

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ..data.corpus import TextPath, open_text, read_lines, read_two_files
+from ..data.corpus import TextPath, clean_line, decode_as_written, open_text, paired_lines, read_lines
 from .output import UserError, note
-from .translate import load_translator, positive
+from .translate import load_translator, plain_faults, positive
 
 _TOKENIZERS = ("13a", "intl", "zh", "ja-mecab", "ko-mecab", "char", "none")
 _USAGE = """%(prog)s [options] MODEL SRC REF
@@ -71,7 +71,9 @@ def run(args: argparse.Namespace) -> int:
     if not is_model_given and (args.output or args.beams):
         raise UserError("--output and --beams are for translating: --hypotheses are translations already.")
     language = args.target_language
-    kinds = tuple(args.kinds.split(",")) if args.kinds is not None else default_kinds(language)
+    kinds = default_kinds(language)
+    if args.kinds is not None:
+        kinds = tuple(dict.fromkeys(kind.strip() for kind in args.kinds.split(",")))
     settings: dict[str, Any] = {
         "kinds": kinds,
         "target_language": language,
@@ -83,25 +85,34 @@ def run(args: argparse.Namespace) -> int:
         check_kinds(kinds, language, args.tokenize)
     except ValueError as error:
         raise UserError(str(error)) from error
+    if args.tokenize and "sacrebleu" not in kinds:
+        raise UserError("--tokenize is for sacreBLEU, which is not among the kinds: leave it out.")
+    if args.normalize_punctuation and not {"tokenised", "compound-split"} & set(kinds):
+        raise UserError("--normalize-punctuation is for tokenised and compound-split BLEU: leave it out.")
     if args.output:
-        _check_new_file(args.output)
+        _check_new_file(args.output, args.files[1:])
     found: dict[str, Any] = {}
     if is_model_given:
         model_name, source, reference = args.files
-        pairs = list(read_two_files(source, reference))
-        references = _references(reference)
+        # Every file is read once, as the `<(command)` of a shell can be.
+        references = read_as_written(reference)
+        targets = [clean_line(line) for line in references]
+        pairs = [(src, tgt) for _, src, tgt in paired_lines(read_lines(source), targets, source, reference)]
+        _check_references(reference, references)
         translator = load_translator(model_name)
         model, tokenizer = translator.model, translator.tokenizer
         sources = [one for one, _ in pairs]
-        evaluation = evaluate_model(
-            model, tokenizer, sources, references, batch_size=args.batch_size, num_beams=args.beams, **settings
-        )
+        with plain_faults():
+            evaluation = evaluate_model(
+                model, tokenizer, sources, references, batch_size=args.batch_size, num_beams=args.beams, **settings
+            )
         if args.output:
             write_whole_file(args.output, evaluation.hypotheses)
         scores = evaluation.scores
         found["perplexity"], found["perplexity_signature"] = _perplexity(model, tokenizer, pairs)
     else:
-        hypotheses, references = read_as_written(args.hypotheses), _references(args.files[0])
+        hypotheses, references = read_as_written(args.hypotheses), read_as_written(args.files[0])
+        _check_references(args.files[0], references)
         if len(hypotheses) != len(references):
             raise UserError(
                 f"{args.hypotheses} has {len(hypotheses)} lines, {args.files[0]} has {len(references)}: line n of one "
@@ -116,22 +127,23 @@ def run(args: argparse.Namespace) -> int:
         {"kind": kind, "name": one.name, "score": one.score, "signature": one.signature, "details": one.details}
         for kind, one in zip(kinds, scores, strict=True)
     ]
-    if args.json:
-        print(json.dumps(found), flush=True)
-        return 0
-    for score in scores:
-        print(score)
-    if found.get("perplexity") is not None:
-        print(f"perplexity {found['perplexity']:.2f} ({found['perplexity_signature']})")
+    with plain_faults():
+        if args.json:
+            if found.get("perplexity") == math.inf:  # which JSON cannot say
+                found["perplexity"] = None
+            print(json.dumps(found))
+            return 0
+        for score in scores:
+            print(score)
+        if found.get("perplexity") is not None:
+            print(f"perplexity {found['perplexity']:.2f} ({found['perplexity_signature']})")
     return 0
 
 
-def _references(path: str) -> list[str]:
-    lines = read_as_written(path)
+def _check_references(path: str, lines: Sequence[str]) -> None:
     if not lines:
         raise UserError(f"{path} has no line: there is nothing to score.")
     _warn_if_tokenised(path, lines)
-    return lines
 
 
 def read_as_written(path: TextPath) -> list[str]:
@@ -146,28 +158,29 @@ def read_as_written(path: TextPath) -> list[str]:
     Raises:
         CorpusError: the file cannot be read.
     """
-    for _ in read_lines(path):  # the whole file is looked through for faults first
-        pass
     with open_text(path) as stream:
-        lines = [raw.decode("utf-8").removesuffix("\n").removesuffix("\r") for raw in stream]
-    return [line.removeprefix("\ufeff") if number == 0 else line for number, line in enumerate(lines)]
+        lines = decode_as_written(stream, str(path))
+        return [line.removeprefix("\ufeff") if number == 0 else line for number, line in enumerate(lines)]
 
 
-def _perplexity(model: Any, tokenizer: Any, pairs: Sequence[tuple[str, str]]) -> tuple[float | None, str]:
-    """Perplexity of the references per token, and what it was measured on; None where no pair has text."""
+def _perplexity(model: Any, tokenizer: Any, pairs: Sequence[tuple[str, str]]) -> tuple[float | None, str | None]:
+    """Perplexity of the references per token, and what it was measured on; None where it cannot be measured."""
     from ..evaluation import score_pairs
+    from ..evaluation.perplexity import mean_to_perplexity
 
     try:
         scores = score_pairs(model, tokenizer, pairs)
-    except ValueError as error:
-        raise UserError(f"The references cannot be scored. {error}") from error
+    except (ValueError, FloatingPointError) as error:
+        # The translations have their scores all the same.
+        note(f"hf-vaswani evaluate: no perplexity. {error}")
+        return None, None
     scored = [one for one in scores if one.pieces]
     token_count = sum(len(one.pieces) for one in scored)
     signature = f"per:subword token|tokens:{token_count}|pairs:{len(scored)}|precision:float32"
     if len(scored) < len(pairs):
         note(f"{len(pairs) - len(scored)} of {len(pairs)} lines have a blank side and are not in the perplexity.")
     total = sum(one.log_prob for one in scored)
-    return math.exp(-total / token_count) if token_count else None, signature
+    return (mean_to_perplexity(total, token_count), signature) if token_count else (None, None)
 
 
 def _warn_if_tokenised(name: str, lines: Sequence[str]) -> None:
@@ -180,9 +193,13 @@ def _warn_if_tokenised(name: str, lines: Sequence[str]) -> None:
         )
 
 
-def _check_new_file(path: Path) -> None:
-    """Refuse, before any work is done, a file that could not be written at the end."""
+def _check_new_file(path: Path, inputs: Sequence[str]) -> None:
+    """Refuse, before any work is done, a file that could not be written at the end, or that is itself read."""
     folder = path.resolve().parent
+    if any(path.exists() and os.path.exists(one) and path.samefile(one) for one in inputs):
+        raise UserError(f"{path} is one of the files to be read: name another one with --output.")
+    if path.exists() and not (path.is_file() or path.is_dir()):
+        raise UserError(f"{path} is no plain file: name one with --output.")
     if path.is_dir():
         raise UserError(f"{path} is a folder: name a file with --output.")
     if not folder.is_dir() or not os.access(folder, os.W_OK):
@@ -192,17 +209,20 @@ def _check_new_file(path: Path) -> None:
 def write_whole_file(path: Path, lines: Sequence[str]) -> None:
     """Write lines to a file that takes its name only once it is whole; until then an older one stays.
 
+    Where the path is a symbolic link, the file that it names is written.
+
     Args:
         path (`Path`): the file. lines (`Sequence[str]`): without line ends.
 
     Raises:
         UserError: it cannot be written, for example for want of room.
     """
-    unfinished = path.with_name(f".{path.name}.unfinished-{os.getpid()}")
+    place = path.resolve()
+    unfinished = place.with_name(f".unfinished-{os.getpid()}")
     try:
         with unfinished.open("w", encoding="utf-8", newline="\n") as stream:
             stream.writelines(line + "\n" for line in lines)
-        unfinished.replace(path)
+        unfinished.replace(place)
     except OSError as error:
         raise UserError(f"{path} cannot be written: {error.strerror or error}.") from error
     finally:

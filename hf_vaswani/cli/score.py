@@ -2,14 +2,14 @@
 
 import argparse
 import json
-import math
 import sys
 from itertools import islice
 from typing import Any
 
 from ..data.corpus import read_two_files
+from ..data.sources import CorpusSource, pair_count
 from .output import UserError, note
-from .translate import load_translator, positive
+from .translate import is_stream, load_translator, plain_faults, positive
 
 _PAIRS_AT_ONCE = 10_000  # sorted by length among themselves, then written: memory stays the same for any file
 
@@ -45,7 +45,10 @@ def add_parser(commands: Any) -> None:
 def run(args: argparse.Namespace) -> int:
     """Carry the command out."""
     from ..evaluation import score_pairs
+    from ..evaluation.perplexity import mean_to_perplexity
 
+    if not (is_stream(args.source) or is_stream(args.target)):
+        pair_count(CorpusSource(src=args.source, tgt=args.target))  # unequal files are told before the work
     pairs = read_two_files(args.source, args.target)
     waiting = list(islice(pairs, _PAIRS_AT_ONCE))  # a faulty file is told before the model is loaded
     translator = load_translator(args.model)
@@ -60,22 +63,23 @@ def run(args: argparse.Namespace) -> int:
                 batch_tokens=args.batch_tokens,
                 first_number=line_count + 1,
             )
-        except ValueError as error:
+        except (ValueError, FloatingPointError) as error:
             raise UserError(f"{args.source} and {args.target}: {error}") from error
-        for one in scores:
-            columns = [f"{one.log_prob:.4f}", str(len(one.pieces)), f"{one.mean:.4f}"]
-            if args.tokens:
-                rounded = [round(value, 4) for value in one.log_probs]
-                columns.append(json.dumps(list(zip(one.pieces, rounded, strict=True)), ensure_ascii=False))
-            sys.stdout.buffer.write(("\t".join(columns) + "\n").encode("utf-8"))
-        sys.stdout.buffer.flush()
+        with plain_faults():
+            for one in scores:
+                columns = [f"{one.log_prob:.4f}", str(len(one.pieces)), f"{one.mean:.4f}"]
+                if args.tokens:
+                    rounded = [round(value, 4) for value in one.log_probs]
+                    columns.append(json.dumps(list(zip(one.pieces, rounded, strict=True)), ensure_ascii=False))
+                sys.stdout.buffer.write(("\t".join(columns) + "\n").encode("utf-8"))
+            sys.stdout.buffer.flush()
         total += sum(one.log_prob for one in scores)
         token_count += sum(len(one.pieces) for one in scores)
         blank_count += sum(not one.pieces for one in scores)
         line_count += len(waiting)
         waiting = list(islice(pairs, _PAIRS_AT_ONCE))
     if token_count:
-        note(f"perplexity {math.exp(-total / token_count):.4f} per token, of {token_count:,} tokens")
+        note(f"perplexity {mean_to_perplexity(total, token_count):.4f} per token, of {token_count:,} tokens")
     if blank_count:
         note(f"{blank_count:,} of {line_count:,} pairs have a blank side; they were not scored.")
     return 0

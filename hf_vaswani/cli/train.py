@@ -43,7 +43,7 @@ def run(args: argparse.Namespace) -> int:
         raise UserError("--resume and --overwrite are opposites: give one of them.")
     try:
         config = load_config(args.recipe, args.overrides)
-        prepared = prepare_run(config, resume=args.resume, overwrite=args.overwrite and not args.dry_run)
+        prepared = prepare_run(config, resume=args.resume, overwrite=args.overwrite, dry_run=args.dry_run)
         if args.dry_run:
             _show_plan(prepared)
             return 0
@@ -60,19 +60,21 @@ def run(args: argparse.Namespace) -> int:
 
 def _show_plan(prepared: Any) -> None:
     from ..training.dry_run import dry_run
+    from ..training.run import cache_folder
 
     plan = dry_run(
         prepared.model,
         prepared.sampler,
         prepared.corpus,
         prepared.collator,
-        prepared.config.training,
+        prepared.recipe,
         checkpoints=prepared.config.checkpoints,
         accelerator=prepared.accelerator,
         output=prepared.output,
     )
     if prepared.accelerator.is_main_process:
         print(plan, flush=True)
+        note(f"Kept for the run: its tokenizer and its encoded text, in {cache_folder(prepared.config)}.")
 
 
 def _again(args: argparse.Namespace) -> str:
@@ -88,7 +90,8 @@ def _summary(prepared: Any, result: Any) -> str:
     ]
     if result.validations:
         last = result.validations[-1]
-        scores = ", ".join(f"{k} {v:.2f}" for k, v in last.items() if k != "update")
-        lines.append(f"last validation, update {last['update']:,}: {scores}; best at update {result.best_update:,}")
-    lines.append(f"model: {prepared.output / 'model'} (mean of {result.averaged_count} checkpoints)")
+        best = "none was a number" if result.best_update is None else f"best at update {result.best_update:,}"
+        scores = ", ".join(f"{k} {v:.2f}" if v < 1e6 else f"{k} {v:.2e}" for k, v in last.items() if k != "update")
+        lines.append(f"last validation, update {last['update']:,}: {scores}; {best}")
+    lines.append(f"model: {prepared.output / 'model'} (mean of {result.averaged_count} checkpoint(s))")
     return "\n".join(lines)

@@ -1,12 +1,15 @@
 """`hf-vaswani translate`: lines in, lines out."""
 
 import argparse
+import errno
+import os
 import sys
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from ..data.corpus import CorpusError, decode_lines, read_lines
+from ..data.corpus import CorpusError, decode_lines, open_text, read_lines
 from .output import UserError
 
 
@@ -19,7 +22,7 @@ def add_parser(commands: Any) -> None:
         "feed ends a line. A blank line stays blank.",
     )
     parser.add_argument("model", metavar="MODEL", help="folder of a model, or its name on the Hub")
-    parser.add_argument("file", metavar="FILE", nargs="?", default="-", help="text, plain or .gz; - or none: stdin")
+    parser.add_argument("file", metavar="FILE", nargs="?", default="-", help="text, plain or packed; - or none: stdin")
     parser.add_argument("--beams", type=positive, metavar="N", help="width of the search (default: the model's own)")
     parser.add_argument(
         "--batch-size",
@@ -52,8 +55,9 @@ def positive(text: str) -> int:
 def run(args: argparse.Namespace) -> int:
     """Carry the command out."""
     lines = decode_lines(sys.stdin.buffer, "standard input") if args.file == "-" else read_lines(args.file)
-    if args.file != "-" and not Path(args.file).is_file():
-        raise UserError(f"{args.file}: no such file.")
+    if args.file != "-" and not is_stream(args.file):
+        with open_text(args.file):  # a fault of the file is told before the model is loaded
+            pass
     translator = load_translator(args.model, args.device)
     options: dict[str, Any] = {"batch_size": args.batch_size}
     beams = args.beams or translator.model.generation_config.num_beams or 1
@@ -64,8 +68,36 @@ def run(args: argparse.Namespace) -> int:
         if args.n_best > beams:
             raise UserError(f"--n-best {args.n_best} needs --beams of at least {args.n_best}; the search has {beams}.")
         options.update(num_return_sequences=args.n_best, return_scores=True)
-    write_translations(translator, lines, sys.stdout.buffer, options, is_n_best=bool(args.n_best))
+    with plain_faults():
+        write_translations(translator, lines, sys.stdout.buffer, options, is_n_best=bool(args.n_best))
     return 0
+
+
+def is_stream(path: str) -> bool:
+    """Whether a file can be read only once, such as the `<(command)` of a shell."""
+    return os.path.exists(path) and not (os.path.isfile(path) or os.path.isdir(path))
+
+
+@contextmanager
+def plain_faults() -> Iterator[None]:
+    """Where the model computes and results are written: one sentence for what can go wrong there.
+
+    Raises:
+        UserError: the model's scores are not numbers, or standard output cannot be written.
+    """
+    try:
+        yield
+        sys.stdout.flush()
+    except FloatingPointError as error:
+        raise UserError(str(error)) from error
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EFBIG):
+            raise
+        # What is still waiting to be written would fail once more when the interpreter ends.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise UserError(f"standard output cannot be written: {error.strerror}. The results are incomplete.") from error
 
 
 def load_translator(model: str, device: str | None = None) -> Any:
@@ -95,7 +127,10 @@ def load_translator(model: str, device: str | None = None) -> Any:
         return pipeline("translation", model=model, device=device)  # type: ignore[call-overload]
     except (OSError, ValueError, TypeError, KeyError) as error:
         where = "" if folder.is_dir() else ": no such folder, and not to be had from the Hub"
-        reason = " ".join(str(error).split())
+        # A fault of the weights comes wrapped in the whole story of the attempts; its last line says what it was.
+        text = str(error).strip()
+        text = text.splitlines()[-1].partition(": ")[2] or text if "Traceback (most recent call last)" in text else text
+        reason = " ".join(text.split())
         raise UserError(f"{model} cannot be loaded as a translation model{where} ({reason}).") from error
 
 
@@ -104,7 +139,7 @@ def _check_device(device: str | None) -> None:
     import torch
 
     try:
-        torch.empty(1, device=device or "cpu")
+        torch.empty(1, device=device or "cpu").cpu()  # the way back too, which "meta" does not have
     except (RuntimeError, AssertionError) as error:
         raise UserError(f"--device {device}: no such device here ({' '.join(str(error).split())[:80]}).") from error
 

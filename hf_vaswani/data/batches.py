@@ -101,7 +101,7 @@ class TokenBatchSampler(Sampler[list[int]]):
 
     Raises:
         ValueError: lengths of unlike count, a budget below 1, a pair over the budget, a weight that is no number from
-            0 up, or too few pairs for a multiple of `multiple_of`.
+            0 up, weights that make an epoch too long for any memory, or too few pairs for a multiple of `multiple_of`.
 
     Source: Vaswani et al. 2017, section 5.1: about 25,000 source and 25,000 target tokens a batch.
     Choice: neighbours in source length share a run of target lengths, up in one and down in the next. The paper says
@@ -269,4 +269,6 @@ def _checked_weights(weights: torch.Tensor, pair_count: int) -> np.ndarray:
     if wrong.any():
         first = int(wrong.argmax())
         raise ValueError(f"`weights`: pair {first + 1} has {values[first]}; a weight is a number from 0 up.")
+    if (total := float(values.sum(dtype=np.float64))) >= 2**31:
+        raise ValueError(f"`weights` make an epoch of {total:,.0f} pairs. Divide them all by the same number.")
     return values

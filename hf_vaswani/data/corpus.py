@@ -88,6 +88,11 @@ def decode_lines(stream: Iterable[bytes], name: str, removed: Counter[str] | Non
     Raises:
         CorpusError: for bytes that are not UTF-8, with the line and the byte.
     """
+    return (clean_line(line, removed) for line in decode_as_written(stream, name))
+
+
+def decode_as_written(stream: Iterable[bytes], name: str) -> Generator[str, None, None]:
+    """As `decode_lines`, but nothing is taken out of a line except its end."""
     # A binary stream splits at b"\n" alone; a text stream would also split at "\r", and str.splitlines at ten others.
     for number, raw in enumerate(stream, start=1):
         try:
@@ -97,7 +102,7 @@ def decode_lines(stream: Iterable[bytes], name: str, removed: Counter[str] | Non
                 f"{name}, line {number}: byte {error.start + 1} (0x{raw[error.start]:02x}) is not UTF-8. "
                 "Convert the file to UTF-8, for example with iconv."
             ) from error
-        yield clean_line(line.removesuffix("\n").removesuffix("\r"), removed)
+        yield line.removesuffix("\n").removesuffix("\r")
 
 
 def read_lines(path: TextPath, removed: Counter[str] | None = None) -> Generator[str, None, None]:
@@ -265,18 +270,25 @@ def two_file_pairs(
     src_path: TextPath, tgt_path: TextPath, removed: Counter[str] | None = None
 ) -> Iterator[NumberedPair]:
     """As `read_two_files`, each pair after the number of its line."""
+    with closing(read_lines(src_path, removed)) as src_lines, closing(read_lines(tgt_path, removed)) as tgt_lines:
+        yield from paired_lines(src_lines, tgt_lines, src_path, tgt_path)
+
+
+def paired_lines(
+    src_lines: Iterable[str], tgt_lines: Iterable[str], src_path: TextPath, tgt_path: TextPath
+) -> Iterator[NumberedPair]:
+    """As `two_file_pairs`, of lines that were read already; the paths are for messages."""
     src_count = tgt_count = 0
     place: str | None = None
     are_equal = True
-    with closing(read_lines(src_path, removed)) as src_lines, closing(read_lines(tgt_path, removed)) as tgt_lines:
-        for src, tgt in zip_longest(src_lines, tgt_lines):
-            src_count += src is not None
-            tgt_count += tgt is not None
-            # Past the end of the shorter file the rest is only counted, for the message.
-            if src is not None and tgt is not None:
-                place = place or _difference_in_kind(src_count, src, tgt, src_path, tgt_path)
-                are_equal = are_equal and src == tgt
-                yield src_count, src, tgt
+    for src, tgt in zip_longest(src_lines, tgt_lines):
+        src_count += src is not None
+        tgt_count += tgt is not None
+        # Past the end of the shorter file the rest is only counted, for the message.
+        if src is not None and tgt is not None:
+            place = place or _difference_in_kind(src_count, src, tgt, src_path, tgt_path)
+            are_equal = are_equal and src == tgt
+            yield src_count, src, tgt
     if src_count != tgt_count:
         place = place or "Up to the end of the shorter file no line is blank or much longer in one file alone"
         raise CorpusError(

@@ -23,6 +23,8 @@ _VERSION = 1  # of what is kept; another one makes older caches unfit
 _PAIRS_AT_ONCE = 10_000
 _LETTERS_AT_ONCE = 4_000_000
 _SHOWN_LINES = 5
+# Two texts in which tokenizers differ: special tokens, accents, other scripts, blanks.
+_SAMPLE = ("Aa bb, 12 </s> <pad> ß\u0301 日本", "  x\ty ")
 BLANK, OVER_LENGTH, OFF_RATIO = "blank on one side", "over length", "off in ratio"
 
 
@@ -56,13 +58,16 @@ def prepare_corpus(
         `PreparedCorpus`.
 
     Raises:
-        CorpusError: a corpus cannot be read, is empty or loses every pair, or the folder cannot be written.
+        CorpusError: a corpus cannot be read, is empty or loses every pair, none has a weight, or the folder cannot be
+            written.
         ValueError: no source, a limit that makes no sense, or a tokenizer without end token.
     """
     if not sources:
         raise ValueError("There is no corpus to prepare.")
-    if max_length < 1 or (max_ratio is not None and max_ratio < 1) or (workers is not None and workers < 1):
+    if max_length < 1 or not (max_ratio is None or max_ratio >= 1) or (workers is not None and workers < 1):
         raise ValueError(f"`max_length` ({max_length}), `max_ratio` ({max_ratio}), `workers` ({workers}): from 1 up.")
+    if not any(source.weight for source in sources):
+        raise CorpusError("Every corpus has the weight 0: no pair would ever come.")
     encoder = _Encoder(tokenizer, max_length, max_ratio)
     folders, reports = [], []
     for source in sources:
@@ -108,14 +113,16 @@ class _Encoder:
         self.tokenizer, self.max_length, self.max_ratio = tokenizer, max_length, max_ratio
         ids = tokenizer(["Aa"])["input_ids"][0]
         end = getattr(tokenizer, "eos_token_id", None)
-        if end is not None and ids[-1:] != [end]:
+        if end is None:
+            raise ValueError("The tokenizer has no end token: a model would never learn where a translation ends.")
+        if ids[-1:] != [end]:
             raise ValueError(f"The tokenizer does not close a sentence with its end token (id {end}): it gave {ids}.")
         self._backend: Any = None
 
     def key(self) -> dict[str, Any]:
         """All that the ids and the choice of pairs depend on, besides the text."""
         # A tokenizer can keep a part of its work out of its own description, which a sample of its work then shows.
-        sample = ["Aa bb, 12 </s> <pad> ß\u0301 日本", "  x\ty "]
+        sample = list(_SAMPLE)
         shown = {
             "class": type(self.tokenizer).__name__,
             "sample": [self.tokenizer(sample)["input_ids"], self.tokenizer(text_target=sample)["input_ids"]],
@@ -124,6 +131,9 @@ class _Encoder:
         backend = getattr(self.tokenizer, "backend_tokenizer", None)
         if backend is not None:
             shown["backend"] = hashlib.sha256(backend.to_str().encode()).hexdigest()
+        else:  # written in Python: it has no such description, and rare words of two vocabularies may share an id
+            vocabulary = sorted(self.tokenizer.get_vocab().items())
+            shown["vocabulary"] = hashlib.sha256(json.dumps(vocabulary).encode()).hexdigest()
         return shown
 
     def settle(self, pairs: list[NumberedPair]) -> bool:
@@ -134,7 +144,7 @@ class _Encoder:
         """
         self._backend = getattr(self.tokenizer, "backend_tokenizer", None)
         if self._backend is not None:
-            src, tgt = ([pair[side] for pair in pairs] for side in (1, 2))
+            src, tgt = ([*(pair[side] for pair in pairs), *_SAMPLE] for side in (1, 2))
             # verbose=False: a text over the model's length is filtered here, and needs no warning.
             called = self.tokenizer(src, verbose=False)["input_ids"]
             called = called + self.tokenizer(text_target=tgt, verbose=False)["input_ids"]
@@ -161,8 +171,8 @@ class _Encoder:
                 ids = [one.ids for one in encoded]
                 src_ids, tgt_ids = ids[: len(full)], ids[len(full) :]
             else:
-                src_ids = self.tokenizer([src for _, src, _ in full])["input_ids"]
-                tgt_ids = self.tokenizer(text_target=[tgt for _, _, tgt in full])["input_ids"]
+                src_ids = self.tokenizer([src for _, src, _ in full], verbose=False)["input_ids"]
+                tgt_ids = self.tokenizer(text_target=[tgt for _, _, tgt in full], verbose=False)["input_ids"]
         lengths = np.array([[len(ids) for ids in side] for side in (src_ids, tgt_ids)], np.int32).reshape(2, -1)
         is_over = (lengths > self.max_length).any(0)
         is_off = np.zeros_like(is_over)

@@ -205,7 +205,7 @@ def _jsonl_pairs(
             place = f"{source.jsonl}, line {number}"
             try:
                 row = json.loads(line)
-            except ValueError as error:
+            except (ValueError, RecursionError) as error:
                 raise CorpusError(f"{place}: no valid JSON ({error}). Each line must be one object.") from error
             if not isinstance(row, dict):
                 raise CorpusError(f"{place}: each line must be one JSON object, got {line[:40]!r}.")
@@ -269,17 +269,23 @@ def _dataset(source: CorpusSource) -> Any:
 
     name = str(source.dataset)
     try:
-        if _is_saved(Path(name)):
+        is_saved = _is_saved(Path(name))
+        if is_saved:
             found = datasets.load_from_disk(name)
         else:
             found = datasets.load_dataset(name, source.config, split=source.split)
     except Exception as error:  # of many kinds: missing, offline, gated, damaged
         where = "cannot be read" if os.path.exists(name) else "no such folder, and not to be had from the Hub"
         raise CorpusError(f"{name}: {where} ({' '.join(str(error).split())}).") from error
+    if is_saved and source.config is not None:
+        raise CorpusError(f"{name}: `config` has no meaning for a folder of `save_to_disk`: leave it out.")
     if isinstance(found, datasets.DatasetDict):
         if source.split not in found:
             raise CorpusError(f"{name}: no split {source.split!r}; splits there: {', '.join(found)}.")
         return found[source.split].with_format(None)
+    # A single dataset may be one split that was saved alone; its name is then the only one that it can be asked for.
+    if is_saved and source.split not in ("train", str(found.split)):
+        raise CorpusError(f"{name}: no split {source.split!r}; the folder holds a single dataset. Leave `split` out.")
     return found.with_format(None)
 
 
@@ -324,6 +330,8 @@ def _file_hash(paths: Iterable[TextPath]) -> str:
     for path in paths:
         where = Path(path) if isinstance(path, (str, os.PathLike)) else path
         one = hashlib.sha256()
+        if isinstance(where, Path) and where.exists() and not (where.is_file() or where.is_dir()):
+            raise CorpusError(f"{path}: a pipe or a device cannot be read more than once. Save its text to a file.")
         try:
             with where.open("rb") as stream, late_bar(f"checking {where.name}", "B") as bar:
                 while chunk := stream.read(2**20):

@@ -13,9 +13,9 @@ import torch
 from torch.nn.utils.rnn import pad_sequence
 from tqdm.auto import tqdm
 
-from ..data.batches import TokenBatchSampler
 from .bare import bare_model
 from .bleu import CorpusScore, check_counts, check_kinds, score_lines
+from .perplexity import budgeted_batches
 
 
 @dataclass(frozen=True)
@@ -179,7 +179,8 @@ def score_pairs(
     Args:
         model, tokenizer: a seq2seq model and its tokenizer.
         pairs (`Sequence[tuple[str, str]]`): source, target.
-        batch_tokens (`int`): budget in padded tokens on either side of a batch; it changes the speed, not the result.
+        batch_tokens (`int`): budget in padded tokens on either side of a batch; a pair over it is a batch by itself.
+            It changes the speed, not the result.
         first_number (`int`): what messages call the first pair.
         progress (`bool`, *optional*): a bar on standard error. Default: on a terminal.
 
@@ -189,6 +190,7 @@ def score_pairs(
 
     Raises:
         ValueError: a side of a pair is longer than the model's position table; the pair is named.
+        FloatingPointError: the model's scores are not numbers.
     """
     results = [PairScore(0.0, [], [])] * len(pairs)
     places = [i for i, (src, tgt) in enumerate(pairs) if src.strip() and tgt.strip()]
@@ -199,13 +201,11 @@ def score_pairs(
     src_lengths = torch.tensor([len(ids) for ids in src_ids])
     tgt_lengths = torch.tensor([len(ids) for ids in tgt_ids])
     _check_lengths(model, torch.maximum(src_lengths, tgt_lengths), [first_number + i for i in places])
-    budget = max(batch_tokens, int(src_lengths.max()), int(tgt_lengths.max()))
-    batches = TokenBatchSampler(src_lengths, tgt_lengths, budget, budget, shuffle=False)
     is_shown = sys.stderr.isatty() if progress is None else progress
     bar = tqdm(total=len(places), disable=not is_shown, delay=0 if progress else 2, unit="line", desc="score")
     with bare_model(model, dtype=torch.float32) as plain, bar:
         pad = tokenizer.pad_token_id or 0
-        for batch in batches:
+        for batch in budgeted_batches(src_lengths, tgt_lengths, batch_tokens):
             rows = [torch.tensor(src_ids[i]) for i in batch]
             labels = [torch.tensor(tgt_ids[i]) for i in batch]
             mask = pad_sequence([torch.ones_like(row) for row in rows], batch_first=True)
@@ -219,6 +219,11 @@ def score_pairs(
             log_probs = (chosen - logits.logsumexp(-1)).cpu()  # [B, T]
             for i, row in zip(batch, log_probs, strict=True):
                 values = row[: len(tgt_ids[i])].tolist()
+                if not all(map(math.isfinite, values)):
+                    raise FloatingPointError(
+                        f"Pair {first_number + places[i]} (counted from 1) has a score that is no number. A weight "
+                        "that is not finite is the usual cause."
+                    )
                 pieces = tokenizer.convert_ids_to_tokens(tgt_ids[i])
                 results[places[i]] = PairScore(math.fsum(values), pieces, values)
             bar.update(len(batch))

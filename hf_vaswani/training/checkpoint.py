@@ -105,8 +105,13 @@ class CheckpointFolder:
         return sorted((int(match[1]), path) for match, path in found if match)
 
     def due(self) -> list[tuple[int, Path]]:
-        """Those that were written because their time had come, not for a score between two of them: an even row."""
-        return [(update, path) for update, path in self.all() if _is_due(path)]
+        """Those whose time had come, an even row, and the newest of all where the run ended with it.
+
+        One that was written for its score alone is not among them, nor one with which the run only paused: the mean
+        of the last few does not depend on interruptions.
+        """
+        found = self.all()
+        return [(update, path) for update, path in found if _is_due(path, is_newest=path == found[-1][1])]
 
     def resumable(self) -> Path | None:
         """The newest checkpoint that a run can go on from."""
@@ -114,20 +119,31 @@ class CheckpointFolder:
         return folders[-1] if folders else None
 
     def save(
-        self, progress: Progress, model: Any, optimizer: Any, accelerator: Any, is_due: bool = True
+        self,
+        progress: Progress,
+        model: Any,
+        optimizer: Any,
+        accelerator: Any,
+        is_due: bool = True,
+        is_end: bool = False,
     ) -> Path | None:
         """Write one checkpoint, then remove those that are no longer kept. Every process must call it.
 
         Args:
             progress (`Progress`): where the run stands. model, optimizer: as `Accelerator.prepare` gave them.
-            is_due (`bool`): False for one that is only written because it is the best so far.
+            is_due (`bool`): False for one that is only written because it is the best so far, or at a run's end.
+            is_end (`bool`): the run, or this start of it, ends here.
 
         Returns:
             `Path`, or None where it could not be written (full disk, no permission): that is said on standard error,
             nothing of it is left, and the checkpoints before it are untouched.
         """
         final = self.root / f"update-{progress.update:08d}"
-        if final.exists():
+        is_there = final.exists()
+        accelerator.wait_for_everyone()  # all have looked before the first one writes
+        if is_there:
+            if is_end and accelerator.is_main_process:
+                _mark_as_end(final)
             return final
         whole = plain_model(accelerator, model)
         partial = final.with_name(f".{final.name}.unfinished")
@@ -151,8 +167,7 @@ class CheckpointFolder:
                     self.tokenizer.save_pretrained(partial)
                 if not is_sharded(accelerator):
                     save_file(_moments(whole, optimizer), partial / OPTIMIZER)
-                self._seal(partial, final, progress, accelerator, is_due)
-                self._prune(progress)
+                self._seal(partial, final, progress, accelerator, {"is_due": is_due, "is_end": is_end})
             except (OSError, SafetensorError) as error:
                 fault = error
         if fault is not None:
@@ -163,14 +178,21 @@ class CheckpointFolder:
                 file=sys.stderr,
                 flush=True,
             )
+        elif accelerator.is_main_process:
+            try:
+                self._prune(progress)
+            except OSError as error:
+                print(
+                    f"A checkpoint that is no longer kept could not be removed: {error}.", file=sys.stderr, flush=True
+                )
         accelerator.wait_for_everyone()
         return final if final.is_dir() else None
 
-    def _seal(self, partial: Path, final: Path, progress: Progress, accelerator: Any, is_due: bool) -> None:
+    def _seal(self, partial: Path, final: Path, progress: Progress, accelerator: Any, reasons: dict[str, bool]) -> None:
         """Bring everything to the disk, and only then give the folder its name."""
         paths = sorted(path for path in partial.rglob("*") if path.is_file())
         state = asdict(progress) | {
-            "is_due": is_due,
+            **reasons,
             "files": {str(p.relative_to(partial)): p.stat().st_size for p in paths},
         }
         if accelerator.scaler is not None:
@@ -241,7 +263,8 @@ class CheckpointFolder:
         except (SafetensorError, RuntimeError, KeyError, OSError) as error:
             if isinstance(error, CheckpointError):
                 raise
-            raise CheckpointError(f"{folder} does not fit this model or is damaged: {error}") from error
+            reason = " ".join(str(error).split())[:300]
+            raise CheckpointError(f"{folder} does not fit this model or is damaged: {reason}") from error
         if accelerator.scaler is not None and state.get("scaler"):
             accelerator.scaler.load_state_dict(state["scaler"])
         return Progress(**{f.name: state[f.name] for f in fields(Progress)})
@@ -255,19 +278,39 @@ def read_progress(folder: Path) -> dict[str, Any]:
     """
     try:
         state = json.loads((folder / PROGRESS).read_text(encoding="utf-8"))
-        missing = {"files", *(f.name for f in fields(Progress))} - set(state)
+        missing = {"files", *(f.name for f in fields(Progress))} - set(state if isinstance(state, dict) else {})
     except (OSError, ValueError) as error:
-        raise CheckpointError(f"{folder} is no checkpoint: its {PROGRESS} cannot be read ({error}).") from error
+        raise CheckpointError(
+            f"{folder} is no checkpoint: its {PROGRESS} cannot be read ({error}). Remove it to resume from the one "
+            "before it."
+        ) from error
     if missing:
-        raise CheckpointError(f"{folder / PROGRESS} lacks {', '.join(sorted(missing))}: it is no checkpoint of ours.")
+        raise CheckpointError(
+            f"{folder / PROGRESS} lacks {', '.join(sorted(missing))}: it is no checkpoint of ours. Remove the folder "
+            "to resume from the checkpoint before it."
+        )
     return state
 
 
-def _is_due(folder: Path) -> bool:
+def _is_due(folder: Path, is_newest: bool) -> bool:
     try:
-        return bool(read_progress(folder).get("is_due", True))
+        state = read_progress(folder)
     except CheckpointError:
         return True  # whoever damaged it will be told when it is used
+    return bool(state.get("is_due", True) or (is_newest and state.get("is_end", False)))
+
+
+def _mark_as_end(folder: Path) -> None:
+    """Note that the run ended with a checkpoint that was written for its score."""
+    state = read_progress(folder)
+    if not (state.get("is_due", True) or state.get("is_end", False)):
+        partial = folder / f".{PROGRESS}.unfinished"
+        try:
+            partial.write_text(json.dumps(state | {"is_end": True}, indent=2) + "\n", encoding="utf-8")
+            partial.replace(folder / PROGRESS)
+        except OSError as error:
+            print(f"{folder} is left out of the mean: {error}.", file=sys.stderr, flush=True)
+            partial.unlink(missing_ok=True)
 
 
 @contextmanager

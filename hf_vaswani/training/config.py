@@ -32,6 +32,14 @@ from .recipe import Recipe
 _TOKENIZER_FIELDS = ("pad_token_id", "eos_token_id", "bos_token_id", "decoder_start_token_id", "unk_token_id")
 
 
+# What the loop alone can be told, and what decides it in a whole run.
+_ELSEWHERE = {
+    "batches_per_update": "`batches.batches_per_update`",
+    "average_last": "`checkpoints.average_last`",
+    "average_every": "`checkpoints.every_updates`",
+}
+
+
 class ConfigError(ValueError):
     """A recipe that cannot be used; the message names the key and the way out."""
 
@@ -213,6 +221,13 @@ class TrainingConfig:
     validation: ValidationConfig = field(default_factory=ValidationConfig)
     checkpoints: CheckpointConfig = field(default_factory=CheckpointConfig)
 
+    def validate_run(self) -> None:
+        if not self.output.strip():
+            raise ValueError("`output` is blank: name the run's folder.")
+        for name, place in _ELSEWHERE.items():
+            if getattr(self.training, name) != getattr(Recipe(), name):
+                raise ValueError(f"`training.{name}` is not set here: the recipe of a whole run has {place}.")
+
     def validate_model(self) -> None:
         if self.start_from is not None and self.model:
             raise ValueError("`start_from` brings its own model, so `model` must be left out.")
@@ -236,6 +251,21 @@ class TrainingConfig:
         return asdict(self)
 
 
+class _OnceLoader(yaml.SafeLoader):
+    """Safe YAML in which a key that stands twice in a mapping is an error, not a change that nobody sees."""
+
+    def construct_mapping(self, node: Any, deep: bool = False) -> Any:
+        found = set()
+        for key, _ in getattr(node, "value", []):
+            if isinstance(key, yaml.ScalarNode) and key.tag != "tag:yaml.org,2002:merge":
+                if key.value in found:
+                    raise yaml.constructor.ConstructorError(
+                        None, None, f"`{key.value}` stands twice in one mapping", key.start_mark
+                    )
+                found.add(key.value)
+        return super().construct_mapping(node, deep)
+
+
 def load_config(path: str | os.PathLike[str], overrides: Sequence[str] = ()) -> TrainingConfig:
     """Read a recipe.
 
@@ -251,7 +281,7 @@ def load_config(path: str | os.PathLike[str], overrides: Sequence[str] = ()) -> 
             sense; the key is named.
     """
     try:
-        raw = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+        raw = yaml.load(Path(path).read_text(encoding="utf-8"), Loader=_OnceLoader)
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read ({error.strerror or error}).") from error
     except UnicodeDecodeError as error:

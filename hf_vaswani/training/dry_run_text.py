@@ -44,7 +44,7 @@ def lines(run: "DryRun") -> list[str]:
         "Time": _time(run),
         "Checkpoints": _checkpoints(run.checkpoints),
     }
-    printed = ["Dry run: nothing was trained and nothing was written."]
+    printed = ["Dry run: nothing was trained."]
     for title, rows in sections.items():
         printed += [title, *(f"  {label:<22} {value}" for label, value in rows)]
     return [*printed, *(f"Note: {one}" for one in run.notes), *(f"WARNING: {one}" for one in run.warnings)]

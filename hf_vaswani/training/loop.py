@@ -4,13 +4,12 @@ The loss of an update is the sum over all its target tokens divided by their num
 many batches, over how many processes, the update is cut.
 """
 
-import hashlib
 import math
 import os
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +20,8 @@ from ..data.batches import TokenBatchSampler
 from .averaging import SnapshotAverage
 from .checkpoint import CheckpointError, CheckpointFolder, Progress, is_sharded, read_progress
 from .config import CheckpointConfig, ValidationConfig
+from .gradients import check_gradients
+from .identity import identity_of, judge_of, refuse_other_run, what_changed
 from .loader import rank_loader
 from .metrics import MetricsFile, progress_bar
 from .recipe import Recipe, make_accelerator
@@ -29,6 +30,7 @@ from .schedule import learning_rate, paper_optimizer, set_learning_rate
 from .signals import stop_signals
 
 Validate = Callable[[Any, Any], dict[str, float]]
+_EPOCHS_LOOKED_AT = 1000
 
 
 def train(
@@ -44,6 +46,7 @@ def train(
     validate: Validate | None = None,
     validation_plan: ValidationConfig | None = None,
     resume: bool = False,
+    on_start: Callable[[], None] | None = None,
 ) -> TrainingResult:
     """Train a model in place.
 
@@ -62,6 +65,7 @@ def train(
         validate (*optional*): called as validate(model, accelerator) on every process; gives scores by name.
         validation_plan (`ValidationConfig`, *optional*): when, and which score says what is best.
         resume (`bool`): go on from the newest checkpoint in `checkpoints`; where there is none, begin.
+        on_start (*optional*): called on every process once the checkpoint, if any, has been accepted.
 
     Returns:
         `TrainingResult`.
@@ -71,13 +75,17 @@ def train(
         CheckpointError: the checkpoint is damaged or of another run.
         ValueError: the sampler has no batch, or a parameter has no part in the loss.
     """
-    if len(sampler) == 0:
+    # Under fractional weights an epoch may be empty, and the next one not.
+    if len(sampler) == 0 and not any(len(sampler.plan(epoch)) for epoch in range(_EPOCHS_LOOKED_AT)):
         raise ValueError("There is nothing to train on: the corpus gives no batch.")
     run = _Run(model, dataset, sampler, collator, recipe, accelerator or make_accelerator(recipe))
     run.checkpoints, run.checkpoint_plan = checkpoints, checkpoint_plan or CheckpointConfig()
     run.validate, run.validation_plan = validate, validation_plan or ValidationConfig()
+    run.progress.setting = run._setting()
     if resume and checkpoints is not None:
         run.resume()
+    if on_start is not None:
+        on_start()
     was_training = model.training
     run.model.train()
     try:
@@ -112,27 +120,19 @@ class _Run:
             model.set_input_embeddings(model.get_input_embeddings())
         self.model, self.optimizer = accelerator.prepare(model, paper_optimizer(trained))
         self.snapshots = SnapshotAverage(recipe.average_last) if recipe.average_last else None
-        self.progress = Progress(run=self._identity(), setting=self._setting())
+        self.progress = Progress(run=identity_of(recipe, dataset, sampler))
         self.result = TrainingResult(planned_updates=recipe.updates)
         self.should_stop = False
         self._last_saved = time.perf_counter()
         self._loss_of_last = 0.0
         self._has_seen_gradients = False
 
-    def _identity(self) -> dict[str, Any]:
-        """What makes a run the run it is: its text and its order. Weights are checked by their names and shapes."""
-        sampler = self.sampler
-        return {
-            "seed": self.recipe.seed,
-            "batches_per_update": self.recipe.batches_per_update,
-            "pairs": len(self.dataset),
-            "src_tokens": sampler.src_tokens,
-            "tgt_tokens": sampler.tgt_tokens,
-            "text": _fingerprint(self.dataset),
-        }
-
     def _setting(self) -> dict[str, Any]:
-        return {"processes": self.world_size, "precision": self.accelerator.mixed_precision}
+        return {
+            "processes": self.world_size,
+            "precision": self.accelerator.mixed_precision,
+            "judge": judge_of(self.validate, self.validation_plan),
+        }
 
     # ------------------------------------------------------------------ resuming
     def resume(self) -> None:
@@ -146,25 +146,25 @@ class _Run:
                 )
             return
         before = read_progress(folder)
-        for name, now in self._identity().items():
-            then = (before["run"] or {}).get(name)
-            if then != now:
-                raise CheckpointError(
-                    f"{folder} is of another run: `{name}` was {then!r} and is now {now!r}. Put it back, or name "
-                    "another output folder."
-                )
+        refuse_other_run(folder, before["run"] or {}, self.progress.run or {})
         self.progress = self.checkpoints.load(folder, self.model, self.optimizer, self.accelerator)
         self.result.from_update = self.progress.update
         self.say(f"Resuming after update {self.progress.update:,} ({folder}).")
-        for name, now in self._setting().items():
-            then = (self.progress.setting or {}).get(name)
-            if then != now:
-                self.say(f"Resuming with {name} {now}, where it was {then}: later losses differ in their last digits.")
-        self.progress.setting = self._setting()
+        setting, now = self.progress.setting or {}, self._setting()
+        for text in what_changed(setting, now):
+            self.say(text)
+        if now["judge"] != setting.get("judge", now["judge"]):
+            self.progress.best_value, self.progress.best_update, self.progress.without_best = None, None, 0
+        if self.progress.update >= self.recipe.updates:
+            self.say(f"Nothing is left to train: {self.recipe.updates:,} updates are planned.")
+        self.progress.setting = now
 
     def ask_to_stop(self) -> None:
         """End after the update in hand, with a checkpoint."""
         self.should_stop = True
+        if self.accelerator.is_main_process:
+            with suppress(OSError):  # within a signal's handler, where a stream may be half-way through a line
+                os.write(2, b"\nStopping after this update, with a checkpoint. Once more ends the run at once.\n")
 
     def say(self, text: str) -> None:
         from tqdm import tqdm
@@ -176,12 +176,15 @@ class _Run:
     def go(self, metrics_path: Any) -> None:
         accelerator, recipe, progress = self.accelerator, self.recipe, self.progress
         is_main = accelerator.is_main_process
-        metrics = MetricsFile(metrics_path if is_main else None, after_update=progress.update)
+        metrics = MetricsFile(
+            metrics_path if is_main else None, after_update=progress.update, after_skipped=progress.skipped_count
+        )
         metrics.write(
             start_after_update=progress.update,
             batches_per_update=recipe.batches_per_update,
             torch_threads=torch.get_num_threads(),
-            **self._setting(),
+            processes=self.world_size,
+            precision=accelerator.mixed_precision,
         )
         if recipe.batches_per_update % self.world_size:
             self.say(
@@ -191,15 +194,23 @@ class _Run:
         start, before = time.perf_counter(), progress.seconds
         bar = progress_bar(recipe.updates if is_main else None, "training", "update", initial=progress.update)
         batches = self._batches()
+        if self._is_out_of_patience():
+            self.result.ended_by = "patience"
+            self.say(
+                f"Patience had ended this run: {progress.without_best} validations without a new best. To go on, raise "
+                "`validation.patience`."
+            )
         try:
-            while progress.update < recipe.updates and self._may_go_on(start):
-                first = (progress.epoch, progress.batch)
+            while self.result.ended_by != "patience" and progress.update < recipe.updates and self._may_go_on(start):
                 micro = [next(batches) for _ in range(self.per_process)]
+                first = (progress.epoch, progress.batch)
                 record = self._update(first, micro)
                 self._advance()
                 progress.seconds = before + time.perf_counter() - start
                 if record is None:
-                    metrics.write(skipped_update=progress.update + 1, loss=self._loss_of_last)
+                    metrics.write(
+                        skipped_update=progress.update + 1, skipped=progress.skipped_count, loss=self._loss_of_last
+                    )
                     continue
                 metrics.write(update=progress.update, **record, seconds=round(progress.seconds, 3))
                 if accelerator.log_with:
@@ -216,7 +227,7 @@ class _Run:
                 if self._validate_and_save(metrics):
                     self.result.ended_by = "patience"
                     break
-            if self.checkpoints is not None and self.save() is None and is_main:
+            if self.checkpoints is not None and self.save(is_end=True) is None and is_main:
                 raise CheckpointError(
                     f"Training ended after update {progress.update:,}, which could not be written to disk. Make room, "
                     "then resume: what came after the last checkpoint is trained again."
@@ -235,7 +246,10 @@ class _Run:
         epoch, batch = self.progress.epoch, self.progress.batch
         while True:
             plan = self.sampler.plan(epoch)
-            self.plan_length = len(plan)
+            if len(plan) == 0:
+                epoch += 1
+                continue
+            self.progress.epoch, self.plan_length = epoch, len(plan)
             yield from rank_loader(
                 self.dataset, plan, batch, self.collator, recipe.batches_per_update, accelerator.process_index,
                 self.world_size, workers,
@@ -256,8 +270,9 @@ class _Run:
         set_learning_rate(self.optimizer, rate)
         loss, token_count = self._forward_backward(first, micro)
         self._loss_of_last = loss
-        if not self._has_seen_gradients:
-            self._check_gradients()
+        if not self._has_seen_gradients and not is_sharded(accelerator):  # gradients live elsewhere there
+            check_gradients(accelerator.unwrap_model(self.model, keep_torch_compile=False))
+        self._has_seen_gradients = True
         grad_norm = self._gradient_norm()
         is_finite = math.isfinite(grad_norm)
         if is_finite or accelerator.scaler is not None:
@@ -300,19 +315,6 @@ class _Run:
             total += loss.detach()
         return float(accelerator.reduce(total, reduction="sum")) / (self.world_size * self.per_process), token_count
 
-    def _check_gradients(self) -> None:
-        """See once that every trained parameter takes part: several processes would otherwise wait for the others."""
-        self._has_seen_gradients = True
-        if is_sharded(self.accelerator):
-            return  # gradients live elsewhere there
-        plain = self.accelerator.unwrap_model(self.model, keep_torch_compile=False)
-        unused = [name for name, one in plain.named_parameters() if one.requires_grad and one.grad is None]
-        if unused:
-            raise ValueError(
-                f"{len(unused)} parameter(s) have no part in the loss: {', '.join(unused[:5])}"
-                f"{' ...' if len(unused) > 5 else ''}. Set requires_grad_(False) on them, or use them."
-            )
-
     def _gradient_norm(self) -> float:
         # Gradients are shared before they are measured, so all processes see the same norm and take the same branch.
         limit = self.recipe.max_grad_norm or math.inf
@@ -339,7 +341,7 @@ class _Run:
         """What is due after an update; True where patience is at its end."""
         update, plan = self.progress.update, self.validation_plan
         is_last = update == self.recipe.updates
-        is_save_due = update % self.checkpoint_plan.every_updates == 0  # the last update is saved at the end
+        is_save_due = update % self.checkpoint_plan.every_updates == 0
         is_best = False
         if self.validate is not None and (
             update % (plan.every_updates or self.checkpoint_plan.every_updates) == 0 or is_last
@@ -348,7 +350,11 @@ class _Run:
         is_save_due = self._minutes_are_up() or is_save_due
         if self.checkpoints is not None and (is_save_due or is_best):
             self.save(is_due=is_save_due)
-        return plan.patience is not None and self.progress.without_best >= plan.patience
+        return self._is_out_of_patience()
+
+    def _is_out_of_patience(self) -> bool:
+        patience = self.validation_plan.patience
+        return self.validate is not None and patience is not None and self.progress.without_best >= patience
 
     def _measure(self, metrics: MetricsFile) -> bool:
         """Validate; whether this is the best so far."""
@@ -358,7 +364,9 @@ class _Run:
         self.model.train()
         progress, name = self.progress, self.validation_plan.metric
         value = scores[name] if name == "bleu" else -scores[name]
-        is_best = progress.best_value is None or value > progress.best_value
+        is_best = value > (
+            -math.inf if progress.best_value is None else progress.best_value
+        )  # never one that is no number
         if is_best:
             progress.best_value, progress.best_update, progress.without_best = value, progress.update, 0
         else:
@@ -367,7 +375,7 @@ class _Run:
         metrics.write(validated_update=progress.update, **scores, is_best=is_best)
         if self.accelerator.log_with:
             self.accelerator.log({f"valid_{k}": v for k, v in scores.items()}, progress.update)
-        shown = ", ".join(f"{k} {v:.2f}" for k, v in scores.items())
+        shown = ", ".join(f"{k} {v:.2f}" if v < 1e6 else f"{k} {v:.2e}" for k, v in scores.items())
         self.say(f"Update {progress.update:,}: validation {shown}{' (best so far)' if is_best else ''}.")
         return is_best
 
@@ -380,10 +388,12 @@ class _Run:
         )
         return float(self.accelerator.reduce(is_due, reduction="sum")) > 0
 
-    def save(self, is_due: bool = True) -> Path | None:
+    def save(self, is_due: bool | None = None, is_end: bool = False) -> Path | None:
         assert self.checkpoints is not None
         self._last_saved = time.perf_counter()
-        return self.checkpoints.save(self.progress, self.model, self.optimizer, self.accelerator, is_due)
+        if is_due is None:
+            is_due = self.progress.update > 0 and self.progress.update % self.checkpoint_plan.every_updates == 0
+        return self.checkpoints.save(self.progress, self.model, self.optimizer, self.accelerator, is_due, is_end)
 
     def _finish(self) -> None:
         result, progress = self.result, self.progress
@@ -398,9 +408,3 @@ class _Run:
         result.updates = progress.update
         done = progress.batch / len(self.sampler.plan(progress.epoch)) if progress.batch else 0.0
         result.epochs = progress.epoch + done
-
-
-def _fingerprint(dataset: Any) -> str:
-    """The lengths of all pairs as one number: another text has others."""
-    lengths = torch.stack([dataset.src_lengths, dataset.tgt_lengths]).to(torch.int32).contiguous()
-    return hashlib.sha256(lengths.numpy().tobytes()).hexdigest()[:16]

@@ -58,6 +58,8 @@ class Recipe:
         for name in ("average_last", "seed", "loader_workers"):
             if (getattr(self, name) or 0) < 0:
                 raise ValueError(f"`{name}` must be at least 0, got {getattr(self, name)!r}.")
+        if self.seed >= 2**63:
+            raise ValueError(f"`seed` must be below 2**63, got {self.seed!r}.")
         for name in ("rate_factor", "max_minutes", "max_grad_norm"):
             value = getattr(self, name)
             if value is not None and not 0 < value < math.inf:

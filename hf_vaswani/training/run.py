@@ -5,7 +5,7 @@ import json
 import os
 import shutil
 import sys
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -21,15 +21,17 @@ from ..data.sources import CorpusSource, content_key, read_source
 from ..modeling_vaswani import VaswaniForConditionalGeneration
 from ..sharing.folders import whole_folder
 from ..tokenization_vaswani import VaswaniTokenizer
-from .averaging import average_weights
+from .averaging import AveragingError, average_weights
 from .checkpoint import CheckpointFolder
 from .config import ConfigError, TrainingConfig
 from .loop import train
-from .recipe import make_accelerator
+from .recipe import Recipe, make_accelerator
 from .result import TrainingResult
 from .validation import Validation
 
 METRICS, CONFIG, RESULT, MODEL, CHECKPOINTS = "metrics.jsonl", "config.json", "result.json", "model", "checkpoints"
+# What lies beside a model in the checkpoints of this package and of transformers' trainer, and is not of the model.
+_OF_TRAINING = (".safetensors", ".pt", ".pth", ".bin", "progress.json", "trainer_state.json")
 
 
 @dataclass
@@ -37,12 +39,14 @@ class Run:
     """Everything that a recipe asks for, ready to be trained.
 
     Args:
-        config (`TrainingConfig`): the recipe. accelerator (`accelerate.Accelerator`): devices.
+        config (`TrainingConfig`): what the file says. recipe (`Recipe`): what the loop is told, for this number of
+            processes. accelerator (`accelerate.Accelerator`): devices.
         tokenizer, model, corpus (`PreparedCorpus`), sampler (`TokenBatchSampler`), collator: the parts.
         checkpoints (`CheckpointFolder`): of the output folder. validation (`Validation`, *optional*).
     """
 
     config: TrainingConfig
+    recipe: Recipe
     accelerator: Any
     tokenizer: Any
     model: Any
@@ -60,17 +64,13 @@ class Run:
     def train(self, resume: bool = False) -> TrainingResult:
         """Train, and write the run's model: the mean of its last checkpoints."""
         config, accelerator = self.config, self.accelerator
-        if accelerator.is_main_process:
-            _write_json(self.output / CONFIG, config.to_dict())
-        if config.training.log_with:
-            accelerator.init_trackers(self.output.name, config=_flat(config.to_dict()))
         try:
             result = train(
                 self.model,
                 self.corpus,
                 self.sampler,
                 self.collator,
-                config.training,
+                self.recipe,
                 self.output / METRICS,
                 accelerator,
                 self.checkpoints,
@@ -78,14 +78,33 @@ class Run:
                 self.validation,
                 config.validation,
                 resume,
+                self._begin,
             )
+        except OSError as error:
+            if not str(error.filename or "").startswith(str(self.output)):
+                raise
+            raise ConfigError(f"{error.filename} cannot be written ({error.strerror}).") from error
         finally:
             if config.training.log_with:
                 accelerator.end_training()
         if result.ended_by != "signal" and accelerator.is_main_process:
-            self._write_model(result)
+            try:
+                self._write_model(result)
+            except OSError as error:
+                raise ConfigError(
+                    f"{self.output / MODEL} cannot be written ({error.strerror or error}). The checkpoints are whole: "
+                    "make room or give permission, then resume, which writes it."
+                ) from error
         accelerator.wait_for_everyone()
         return result
+
+    def _begin(self) -> None:
+        """Note what is done now; not before it is known that the folder is of this run."""
+        config, accelerator = self.config, self.accelerator
+        if accelerator.is_main_process:
+            _write_json(self.output / CONFIG, config.to_dict())
+        if config.training.log_with:
+            accelerator.init_trackers(self.output.name, config=_flat(config.to_dict()))
 
     def _write_model(self, result: TrainingResult) -> None:
         wanted, found = self.config.checkpoints.average_last, self.checkpoints.due()
@@ -95,7 +114,7 @@ class Run:
             # Not an error here: a run that was shorter than planned has what it has, and says so.
             say(
                 self.accelerator,
-                f"The mean is of {len(found)} checkpoints: the run wrote no more, {wanted} were wanted.",
+                f"The mean is of {len(found)} checkpoint(s): no more are there, {wanted} were wanted.",
             )
         chosen = [path for _, path in found[-max(1, wanted) :]]
         result.averaged_count = len(chosen)
@@ -104,7 +123,7 @@ class Run:
 
 
 def average_folder(folders: list[Path], output: Path, dtype: torch.dtype | None = None) -> None:
-    """Write a model folder with the mean of several checkpoints' weights; all else is taken from the last of them.
+    """Write a model folder with the mean of several checkpoints' weights; the rest of the model is that of the last.
 
     Args:
         folders (`list[Path]`): model folders. output (`Path`): the new one.
@@ -117,18 +136,25 @@ def average_folder(folders: list[Path], output: Path, dtype: torch.dtype | None 
     if dtype is not None:
         weights = {name: value.to(dtype) for name, value in weights.items()}
     with whole_folder(output) as partial:
-        for path in folders[-1].iterdir():
-            if path.is_file() and path.suffix != ".safetensors" and path.name != "progress.json":
-                shutil.copy(path, partial / path.name)
+        try:
+            for path in folders[-1].iterdir():
+                if path.is_file() and path.suffix not in _OF_TRAINING and path.name not in _OF_TRAINING:
+                    shutil.copy(path, partial / path.name)
+        except FileNotFoundError as error:
+            raise AveragingError(
+                f"{folders[-1]} was removed while it was read: its run goes on. Ask again, or keep more of them with "
+                "`checkpoints.keep_last`."
+            ) from error
         save_file(weights, partial / "model.safetensors", metadata={"format": "pt"})
 
 
-def prepare_run(config: TrainingConfig, resume: bool = False, overwrite: bool = False) -> Run:
+def prepare_run(config: TrainingConfig, resume: bool = False, overwrite: bool = False, dry_run: bool = False) -> Run:
     """Do all that comes before the first update.
 
     Args:
         config (`TrainingConfig`): the recipe. resume (`bool`): the output folder may hold an unfinished run, which is
-            gone on with. overwrite (`bool`): an earlier run in that folder is removed first.
+            gone on with. overwrite (`bool`): an earlier run in that folder is removed first. dry_run (`bool`): the run
+            will not be started, so the folder may be anything; only the encoded text and the tokenizer are kept.
 
     Returns:
         `Run`.
@@ -140,24 +166,31 @@ def prepare_run(config: TrainingConfig, resume: bool = False, overwrite: bool = 
     accelerator = _accelerator(config)
     output = Path(config.output)
     checkpoints = CheckpointFolder(output / CHECKPOINTS, config.checkpoints.keep_last)
-    _claim(output, checkpoints, accelerator, resume, overwrite)
+    if not dry_run:
+        _claim(output, checkpoints, accelerator, resume, overwrite)
     tokenizer = load_tokenizer(config)
     checkpoints.tokenizer = tokenizer
     cache = cache_folder(config)
-    corpus = prepare_corpus(
-        config.data.train,
-        tokenizer,
-        cache,
-        source_language=config.source_language,
-        target_language=config.target_language,
-        max_length=config.data.max_length,
-        max_ratio=config.data.max_ratio,
-        workers=config.data.workers,
-    )
-    config.training.batches_per_update = config.batches.count_for(accelerator.num_processes)
-    if resume:
-        config.training.batches_per_update = _batches_before(checkpoints) or config.training.batches_per_update
-    share = config.training.batches_per_update
+    try:
+        corpus = prepare_corpus(
+            config.data.train,
+            tokenizer,
+            cache,
+            source_language=config.source_language,
+            target_language=config.target_language,
+            max_length=config.data.max_length,
+            max_ratio=config.data.max_ratio,
+            workers=config.data.workers,
+        )
+    except CorpusError:
+        raise
+    except ValueError as error:
+        raise ConfigError(f"tokenizer: {error}") from error
+    share = config.batches.count_for(accelerator.num_processes)
+    before = _batches_before(checkpoints) if resume else None
+    if before not in (None, share) and config.batches.batches_per_update is None:
+        say(accelerator, f"An update stays {before} batches, as this run began; a new one would take {share} here.")
+        share = before
     sampler = TokenBatchSampler(
         corpus.src_lengths,
         corpus.tgt_lengths,
@@ -169,6 +202,11 @@ def prepare_run(config: TrainingConfig, resume: bool = False, overwrite: bool = 
     )
     if sampler.dropped_count:
         say(accelerator, f"{sampler.dropped_count:,} pairs do not fit into a batch and are left out.")
+    if sampler.dropped_count == len(corpus):
+        raise ConfigError(
+            f"batches: no pair fits into a batch of {sampler.src_tokens} source and {sampler.tgt_tokens} target "
+            "tokens: raise `src_tokens` and `tgt_tokens`, or cut an update into fewer batches."
+        )
     from transformers import DataCollatorForSeq2Seq
 
     collator = DataCollatorForSeq2Seq(tokenizer)
@@ -180,7 +218,15 @@ def prepare_run(config: TrainingConfig, resume: bool = False, overwrite: bool = 
         except ValueError as error:
             raise ConfigError(f"validation: {error}") from error
     model = make_model(config, tokenizer)
-    return Run(config, accelerator, tokenizer, model, corpus, sampler, collator, checkpoints, validation)
+    if validation is not None and model.config.position_encoding == "learned":
+        longest, room = validation.longest, model.config.max_position_embeddings
+        if longest > room:
+            raise ConfigError(
+                f"validation: its longest side has {longest} tokens, but the model has {room} learned positions: raise "
+                "`model.max_position_embeddings`, or leave that pair out."
+            )
+    recipe = replace(config.training, batches_per_update=share)
+    return Run(config, recipe, accelerator, tokenizer, model, corpus, sampler, collator, checkpoints, validation)
 
 
 def _accelerator(config: TrainingConfig) -> Any:
@@ -202,7 +248,12 @@ def make_model(config: TrainingConfig, tokenizer: Any) -> VaswaniForConditionalG
         torch.manual_seed(config.training.seed)
         model = VaswaniForConditionalGeneration(config.model_config(tokenizer))
     else:
-        model = VaswaniForConditionalGeneration.from_pretrained(config.start_from, dtype=torch.float32)
+        try:
+            model = VaswaniForConditionalGeneration.from_pretrained(config.start_from, dtype=torch.float32)
+        except (OSError, ValueError) as error:
+            raise ConfigError(
+                f"start_from: {config.start_from} holds no model that can be loaded: {_one_line(error)}"
+            ) from error
         if model.config.vocab_size != len(tokenizer):
             raise ConfigError(
                 f"{config.start_from} has {model.config.vocab_size} pieces and the tokenizer {len(tokenizer)}: they do "
@@ -227,12 +278,21 @@ def load_tokenizer(config: TrainingConfig) -> Any:
     if path is not None:
         from transformers import AutoTokenizer
 
+        key = "tokenizer.path" if wanted.path else "start_from"
         try:
-            return AutoTokenizer.from_pretrained(path)
+            tokenizer = AutoTokenizer.from_pretrained(path)
         except (OSError, ValueError) as error:
-            raise ConfigError(f"tokenizer.path: {path} holds no tokenizer that can be loaded: {error}") from error
+            raise ConfigError(f"{key}: {path} holds no tokenizer that can be loaded: {_one_line(error)}") from error
+        for name in ("pad_token", "eos_token", "bos_token"):
+            if getattr(tokenizer, name) is None and (name != "bos_token" or config.start_from is None):
+                raise ConfigError(f"{key}: the tokenizer in {path} has no `{name}`, which training needs.")
+        return tokenizer
     cache = cache_folder(config)
-    cache.mkdir(parents=True, exist_ok=True)
+    try:
+        cache.mkdir(parents=True, exist_ok=True)
+        (cache / "tokenizer.lock").touch()
+    except OSError as error:
+        raise ConfigError(f"{cache} cannot be written to ({error.strerror or error}).") from error
     with FileLock(cache / "tokenizer.lock"):
         languages = (config.source_language, config.target_language)
         contents = [content_key(source, *languages) for source in config.data.train]
@@ -250,8 +310,11 @@ def load_tokenizer(config: TrainingConfig) -> Any:
                 raise
             except ValueError as error:
                 raise ConfigError(f"tokenizer: {error}") from error
-            with whole_folder(folder) as partial:
-                learnt.save_pretrained(partial)
+            try:
+                with whole_folder(folder) as partial:
+                    learnt.save_pretrained(partial)
+            except OSError as error:
+                raise ConfigError(f"{cache} cannot be written to ({error.strerror or error}).") from error
         return VaswaniTokenizer.from_pretrained(folder)
 
 
@@ -280,9 +343,18 @@ def _batches_before(checkpoints: CheckpointFolder) -> int | None:
 
 def _claim(output: Path, checkpoints: CheckpointFolder, accelerator: Any, resume: bool, overwrite: bool) -> None:
     """See that the output folder is free, or an earlier run of ours that may be gone on with or replaced."""
-    problem = None
+    problem, is_run = None, _is_of_a_run(output) or (bool(checkpoints.all()) and not (output / CONFIG).exists())
     if output.exists() and not output.is_dir():
         problem = f"{output} is a file: name another output folder."
+    elif (output / CONFIG).exists() and not is_run:
+        problem = f"{output} holds something else ({CONFIG} is not of a run): name another output folder."
+    elif (output / MODEL).exists() and not is_run:
+        problem = f"{output / MODEL} is there already and not of a run: name another output folder."
+    elif (output / MODEL).exists() and not checkpoints.all() and not overwrite:
+        problem = (
+            f"{output} holds the model of a finished run, but no checkpoint to go on from: replace it (--overwrite), "
+            "or name another output folder."
+        )
     elif checkpoints.all() and not resume and not overwrite:
         problem = (
             f"{output} holds a run already, up to update {checkpoints.all()[-1][0]:,}: go on with it (--resume), "
@@ -300,10 +372,26 @@ def _claim(output: Path, checkpoints: CheckpointFolder, accelerator: Any, resume
         except OSError as error:
             raise ConfigError(f"{output} cannot be written to ({error.strerror or error}).") from error
         if overwrite and not resume:
-            for name in (CHECKPOINTS, MODEL):
-                shutil.rmtree(output / name, ignore_errors=True)
+            # Only what a run writes: the folder may hold other things too.
+            for _, path in checkpoints.all():
+                shutil.rmtree(path)
+            if (output / MODEL).exists():
+                shutil.rmtree((output / MODEL).resolve())
+            (output / RESULT).unlink(missing_ok=True)
         checkpoints.clean()
     accelerator.wait_for_everyone()
+
+
+def _is_of_a_run(output: Path) -> bool:
+    try:
+        found = json.loads((output / CONFIG).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+    return isinstance(found, dict) and {"output", "data", "checkpoints"} <= set(found)
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())
 
 
 def _write_json(path: Path, value: Any) -> None:

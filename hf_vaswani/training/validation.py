@@ -1,5 +1,7 @@
 """Measuring a model on held-out text while it is trained, by the functions that the command line uses."""
 
+import hashlib
+import json
 from collections.abc import Sequence
 from typing import Any
 
@@ -34,6 +36,8 @@ class Validation:
         self.sources, self.references = [src for src, _ in pairs], [tgt for _, tgt in pairs]
         self.tokenizer, self.collator, self.plan, self.target_language = tokenizer, collator, plan, target_language
         self.dataset = tokenize_pairs(pairs, tokenizer)
+        self.text_key = hashlib.sha256(json.dumps(list(pairs)).encode()).hexdigest()[:16]  # of this text
+        self.longest = max([0, *self.dataset.src_lengths.tolist(), *self.dataset.tgt_lengths.tolist()])  # in tokens
         if plan.bleu:
             sacrebleu_tokenizer_for(target_language)  # a missing segmenter is told now, not after the first hours
         if not len(self.dataset):
