@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from ..data.corpus import TextPath, clean_line, decode_as_written, open_text, paired_lines, read_lines
-from .output import UserError, note
-from .translate import load_translator, plain_faults, positive
+from .output import UserError, note, plain_faults
+from .translate import load_translator, positive
 
 _TOKENIZERS = ("13a", "intl", "zh", "ja-mecab", "ko-mecab", "char", "none")
 _USAGE = """%(prog)s [options] MODEL SRC REF

@@ -1,7 +1,10 @@
 """How commands meet the user: plain errors, notes on standard error, and a look at folders before any work."""
 
+import errno
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 
@@ -40,3 +43,25 @@ def check_new_folder(path: Path, overwrite: bool, marker: str) -> None:
         parent = parent.parent
     if not parent.is_dir() or not os.access(parent, os.W_OK):
         raise UserError(f"{path} cannot be made: {parent} is not a folder that you may write to.")
+
+
+@contextmanager
+def plain_faults() -> Iterator[None]:
+    """Where the model computes and results are written: one sentence for what can go wrong there.
+
+    Raises:
+        UserError: the model's scores are not numbers, or standard output cannot be written.
+    """
+    try:
+        yield
+        sys.stdout.flush()
+    except FloatingPointError as error:
+        raise UserError(str(error)) from error
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EFBIG):
+            raise
+        # What is still waiting to be written would fail once more when the interpreter ends.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise UserError(f"standard output cannot be written: {error.strerror}. The results are incomplete.") from error

@@ -8,8 +8,8 @@ from typing import Any
 
 from ..data.corpus import read_two_files
 from ..data.sources import CorpusSource, pair_count
-from .output import UserError, note
-from .translate import is_stream, load_translator, plain_faults, positive
+from .output import UserError, note, plain_faults
+from .translate import is_stream, load_translator, positive
 
 _PAIRS_AT_ONCE = 10_000  # sorted by length among themselves, then written: memory stays the same for any file
 

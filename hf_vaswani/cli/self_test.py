@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from .output import UserError
-from .translate import plain_faults
+from .output import UserError, plain_faults
 
 _STEPS = 30
 _SOURCE_LENGTHS = (9, 5, 2)

@@ -1,16 +1,14 @@
 """`hf-vaswani translate`: lines in, lines out."""
 
 import argparse
-import errno
 import os
 import sys
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from ..data.corpus import CorpusError, decode_lines, open_text, read_lines
-from .output import UserError
+from .output import UserError, plain_faults
 
 
 def add_parser(commands: Any) -> None:
@@ -76,28 +74,6 @@ def run(args: argparse.Namespace) -> int:
 def is_stream(path: str) -> bool:
     """Whether a file can be read only once, such as the `<(command)` of a shell."""
     return os.path.exists(path) and not (os.path.isfile(path) or os.path.isdir(path))
-
-
-@contextmanager
-def plain_faults() -> Iterator[None]:
-    """Where the model computes and results are written: one sentence for what can go wrong there.
-
-    Raises:
-        UserError: the model's scores are not numbers, or standard output cannot be written.
-    """
-    try:
-        yield
-        sys.stdout.flush()
-    except FloatingPointError as error:
-        raise UserError(str(error)) from error
-    except BrokenPipeError:
-        raise
-    except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EFBIG):
-            raise
-        # What is still waiting to be written would fail once more when the interpreter ends.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        raise UserError(f"standard output cannot be written: {error.strerror}. The results are incomplete.") from error
 
 
 def load_translator(model: str, device: str | None = None) -> Any:

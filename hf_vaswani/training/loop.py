@@ -17,13 +17,14 @@ import torch
 from torch.utils.data import Dataset
 
 from ..data.batches import TokenBatchSampler
+from ..data.progress import late_bar
 from .averaging import SnapshotAverage
 from .checkpoint import CheckpointError, CheckpointFolder, Progress, is_sharded, read_progress
 from .config import CheckpointConfig, ValidationConfig
 from .gradients import check_gradients
 from .identity import identity_of, judge_of, refuse_other_run, what_changed
 from .loader import rank_loader
-from .metrics import MetricsFile, progress_bar
+from .metrics import MetricsFile
 from .recipe import Recipe, make_accelerator
 from .result import TrainingDiverged, TrainingResult
 from .schedule import learning_rate, paper_optimizer, set_learning_rate
@@ -192,7 +193,7 @@ class _Run:
                 "evenly: some wait for the others."
             )
         start, before = time.perf_counter(), progress.seconds
-        bar = progress_bar(recipe.updates if is_main else None, "training", "update", initial=progress.update)
+        bar = late_bar("training", "update", recipe.updates, initial=progress.update, is_shown=is_main)
         batches = self._batches()
         if self._is_out_of_patience():
             self.result.ended_by = "patience"

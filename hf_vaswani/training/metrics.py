@@ -1,4 +1,4 @@
-"""What a run tells while it goes: a file of JSON lines and a bar on standard error."""
+"""What a run tells while it goes: a file of JSON lines."""
 
 import errno
 import json
@@ -93,18 +93,3 @@ def _lines_up_to(path: Path, update: int, skipped: int) -> list[str]:
             continue
         kept.append(line + "\n")
     return kept
-
-
-def progress_bar(total: int | None, description: str, unit: str, initial: int = 0) -> Any:
-    """A `tqdm` bar on standard error, silent where that is no terminal."""
-    from tqdm import tqdm
-
-    return tqdm(
-        total=total,
-        initial=initial,
-        desc=description,
-        unit=unit,
-        file=sys.stderr,
-        disable=not sys.stderr.isatty(),
-        dynamic_ncols=True,
-    )
