@@ -61,6 +61,7 @@ _CHOICES = {
     "norm_position": ("post", "pre"),
     "position_encoding": ("sinusoidal", "learned"),
     "sinusoid_layout": ("interleaved", "halves"),
+    "sinusoid_exponent": ("2i/d", "2i/(d-2)"),
 }
 
 
@@ -89,12 +90,16 @@ class VaswaniConfig(PreTrainedConfig):
         layer_norm_eps (`float`): Choice: 1e-6, the authors' code; the paper names none.
         position_encoding (`str`): "sinusoidal" (section 3.5) or "learned" (Table 3, row E).
         sinusoid_layout (`str`): "interleaved" (sine and cosine in turn, the paper) or "halves" (all sines first).
+        sinusoid_exponent (`str`): power of 10000 in the sinusoid: "2i/d" (the paper) or "2i/(d-2)", with which the last
+            wavelength is exactly 10000 times 2 pi; the authors' code has it, and with it many descendants.
+        position_offset (`int`): number of the first position in the sinusoid; the paper does not say, and 0 is usual.
         max_position_embeddings (`int`): rows of the position table at the start. A sinusoid grows past it on
             demand; a learned table cannot.
         scale_embedding (`bool`): multiply embeddings by sqrt(d_model) (section 3.4).
         tie_word_embeddings (`bool`): the pre-softmax matrix is the target embedding (section 3.4).
         tie_encoder_decoder_embeddings (`bool`, *optional*): source and target embedding are one matrix. None: as
             `tie_word_embeddings`, unless a separate source vocabulary makes it impossible.
+        zero_start_embedding (`bool`): the decoder reads a zero vector, plus its position, where the start token stands.
         attention_bias, output_bias (`bool`): biases of the attention's four maps and of the pre-softmax map.
         pad_token_id, eos_token_id, bos_token_id, unk_token_id (`int`, *optional*): special pieces.
         decoder_start_token_id (`int`, *optional*): what stands before the first target piece. None: the bos id, or
@@ -140,10 +145,13 @@ class VaswaniConfig(PreTrainedConfig):
     layer_norm_eps: float = 1e-6
     position_encoding: str = "sinusoidal"
     sinusoid_layout: str = "interleaved"
+    sinusoid_exponent: str = "2i/d"
+    position_offset: int = 0
     max_position_embeddings: int = 1024
     scale_embedding: bool = True
     tie_word_embeddings: bool = True
     tie_encoder_decoder_embeddings: bool | None = None
+    zero_start_embedding: bool = False
     attention_bias: bool = False
     output_bias: bool = False
     use_cache: bool = True
@@ -284,6 +292,13 @@ class VaswaniConfig(PreTrainedConfig):
             )
         if self.position_encoding == "sinusoidal" and self.d_model % 2:
             raise ValueError(f"`d_model` must be even for sinusoidal positions, got {self.d_model}.")
+        if self.sinusoid_exponent == "2i/(d-2)" and self.d_model < 4:
+            raise ValueError(f'`sinusoid_exponent` "2i/(d-2)" needs a `d_model` of at least 4, got {self.d_model}.')
+        if self.position_offset < 0 or (self.position_offset and self.position_encoding != "sinusoidal"):
+            raise ValueError(
+                f"`position_offset` ({self.position_offset}) must be 0 or more, and 0 with a learned table: leave out "
+                "the table's first rows instead."
+            )
 
     def validate_rates(self) -> None:
         for name in ("dropout", "attention_dropout", "activation_dropout", "label_smoothing"):
@@ -319,6 +334,8 @@ class VaswaniConfig(PreTrainedConfig):
             for one in value if isinstance(value, list) else [value]:
                 if one is not None and not 0 <= one < self.vocab_size:
                     raise ValueError(f"`{name}` ({one}) is outside the vocabulary of `vocab_size` {self.vocab_size}.")
+        if self.zero_start_embedding and self.decoder_start_token_id is None:
+            raise ValueError("`zero_start_embedding` needs a `decoder_start_token_id` to know the start by.")
         if self.pad_token_id is not None and self.pad_token_id >= self.encoder_vocab_size:
             raise ValueError(f"`pad_token_id` ({self.pad_token_id}) is outside the source vocabulary.")
 

@@ -31,6 +31,7 @@ from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
 from .configuration_vaswani import VaswaniConfig
 from .generation_vaswani import VaswaniGenerationMixin, paper_generation_config
+from .loss_vaswani import label_smoothed_cross_entropy, linear_label_smoothed_cross_entropy
 
 if TYPE_CHECKING:
     # Read by transformers' code copier: these files travel with the weights.
@@ -38,24 +39,29 @@ if TYPE_CHECKING:
 
 
 # --------------------------------------------------------------------------- positions, section 3.5
-def sinusoid_table(length: int, d_model: int, layout: str = "interleaved") -> torch.Tensor:
+def sinusoid_table(
+    length: int, d_model: int, layout: str = "interleaved", exponent: str = "2i/d", offset: int = 0
+) -> torch.Tensor:
     """The fixed position encodings of the paper.
 
         PE(pos, 2i) = sin(pos / 10000^(2i / d_model)),  PE(pos, 2i + 1) = cos(pos / 10000^(2i / d_model))
 
     Args:
-        length (`int`): number of positions, from 0.
+        length (`int`): number of positions.
         d_model (`int`): even width.
         layout (`str`): "interleaved" as in the formula; "halves" puts all sines before all cosines.
+        exponent (`str`): "2i/d" as in the formula, or "2i/(d-2)" of the authors' code.
+        offset (`int`): number of the first position.
 
     Returns:
         `torch.Tensor` of shape (length, d_model), float32, computed in float64.
 
     Source: Vaswani et al. 2017, section 3.5.
     """
-    pos = torch.arange(length, dtype=torch.float64, device="cpu")[:, None]
+    pos = torch.arange(offset, offset + length, dtype=torch.float64, device="cpu")[:, None]
     two_i = torch.arange(0, d_model, 2, dtype=torch.float64, device="cpu")
-    angle = pos / torch.pow(torch.tensor(10000.0, dtype=torch.float64, device="cpu"), two_i / d_model)
+    power = two_i / (d_model if exponent == "2i/d" else d_model - 2)
+    angle = pos / torch.pow(torch.tensor(10000.0, dtype=torch.float64, device="cpu"), power)
     if layout == "halves":
         return torch.cat([angle.sin(), angle.cos()], dim=1).float()  # [L, D]
     return torch.stack([angle.sin(), angle.cos()], dim=2).reshape(length, d_model).float()  # [L, D]
@@ -68,23 +74,23 @@ class VaswaniSinusoid(nn.Module):
 
     def __init__(self, config: VaswaniConfig):
         super().__init__()
-        self.d_model, self.layout = config.d_model, config.sinusoid_layout
-        self.register_buffer("table", self.build(config.max_position_embeddings), persistent=False)
+        self.kind = (config.d_model, config.sinusoid_layout, config.sinusoid_exponent, config.position_offset)
+        table = self.build(config.max_position_embeddings)
+        self.register_buffer("table", table.to(torch.get_default_device()), persistent=False)
 
     def build(self, length: int) -> torch.Tensor:
-        return sinusoid_table(length, self.d_model, self.layout).to(torch.get_default_device())
+        return sinusoid_table(length, *self.kind)
 
     def _apply(self, fn: Callable, recurse: bool = True) -> "VaswaniSinusoid":
         # `model.to(bfloat16)` must not round the table: rebuild it in float32 where it now lives.
         super()._apply(fn, recurse)
         if self.table.dtype != torch.float32 and self.table.device.type != "meta":
-            self.table = sinusoid_table(len(self.table), self.d_model, self.layout).to(self.table.device)
+            self.table = self.build(len(self.table)).to(self.table.device)
         return self
 
     def forward(self, position_ids: torch.Tensor, length: int) -> torch.Tensor:
         if length > len(self.table):
-            grown = sinusoid_table(max(length, 2 * len(self.table)), self.d_model, self.layout)
-            self.table = grown.to(self.table.device)
+            self.table = self.build(max(length, 2 * len(self.table))).to(self.table.device)
         return self.table[position_ids]  # [..., L, D]
 
 
@@ -335,7 +341,7 @@ class VaswaniPreTrainedModel(PreTrainedModel):
             init.zeros_(module.bias)
         elif isinstance(module, VaswaniSinusoid):
             # Loading leaves buffers that are not in the file uninitialised.
-            init.copy_(module.table, sinusoid_table(len(module.table), module.d_model, module.layout))
+            init.copy_(module.table, module.build(len(module.table)))
 
     @property
     def dummy_inputs(self) -> dict[str, torch.Tensor]:
@@ -525,6 +531,9 @@ class VaswaniDecoder(VaswaniStack):
             cache (`Cache`, *optional*): keys and values of earlier columns.
         """
         inputs_embeds = self.embed(input_ids, inputs_embeds)
+        if self.config.zero_start_embedding and input_ids is not None:
+            is_start = input_ids == self.config.decoder_start_token_id  # [B, T]
+            inputs_embeds = inputs_embeds.masked_fill(is_start[..., None], 0.0)
         if use_cache and cache is None:
             cache = EncoderDecoderCache(DynamicCache(config=self.config), DynamicCache(config=self.config))
         own_cache = cache.self_attention_cache if isinstance(cache, EncoderDecoderCache) else cache
@@ -647,43 +656,7 @@ class VaswaniModel(VaswaniPreTrainedModel):
         )
 
 
-# --------------------------------------------------------------------------- loss, section 5.4
-def label_smoothed_cross_entropy(
-    logits: torch.Tensor,
-    labels: torch.Tensor,
-    label_smoothing: float = 0.0,
-    num_items_in_batch: torch.Tensor | int | None = None,
-    ignore_index: int = -100,
-    **kwargs: Any,
-) -> torch.Tensor:
-    """Cross-entropy against (1 - eps) on the label plus eps / V on each of all V classes, per target token.
-
-    Args:
-        logits (`torch.Tensor`): [B, T, V]. labels (`torch.LongTensor`): [B, T], `ignore_index` where there is none.
-        label_smoothing (`float`): eps; 0 gives the negative log-likelihood in nats, whose exp is the perplexity.
-        num_items_in_batch (*optional*): target tokens of the whole update; the sum is divided by it. None: by the
-            tokens of this batch. Where there is not a single label the loss is 0, not NaN.
-
-    Returns:
-        `torch.Tensor`: a scalar, float32.
-
-    Choice: eps is spread over all V classes (Szegedy et al. 2015); others spread it over V - 1 or V - 2.
-    Source: Vaswani et al. 2017, section 5.4.
-    """
-    labels = labels.to(logits.device)
-    total = nn.functional.cross_entropy(
-        logits.float().reshape(-1, logits.shape[-1]),
-        labels.reshape(-1),
-        ignore_index=ignore_index,
-        reduction="sum",
-        label_smoothing=label_smoothing,
-    )
-    if num_items_in_batch is None:
-        num_items_in_batch = (labels != ignore_index).sum()
-    count = torch.as_tensor(num_items_in_batch, device=total.device)
-    return total / torch.where(count == 0, 1, count)
-
-
+# --------------------------------------------------------------------------- the whole model
 def shift_right(labels: torch.Tensor, decoder_start_token_id: int | None, pad_token_id: int | None) -> torch.Tensor:
     """What the decoder reads so that column t predicts label t: the start token, then labels but the last: [B, T]."""
     if decoder_start_token_id is None:
@@ -723,6 +696,15 @@ class VaswaniForConditionalGeneration(VaswaniPreTrainedModel, VaswaniGenerationM
         """The decoder's input for teacher forcing; collators call it: [B, T] -> [B, T]."""
         return shift_right(labels, self.config.decoder_start_token_id, self.config.pad_token_id)
 
+    def _can_fuse_loss(self) -> bool:
+        """Whether the pre-softmax map is a plain matrix at hand, and the loss the paper's."""
+        head = self.lm_head
+        is_plain = type(head) is nn.Linear and not (head._forward_hooks or head._forward_pre_hooks)
+        # DeepSpeed's third stage keeps weights elsewhere until a module is called; a compiler fuses by itself.
+        is_here = type(head.weight.data) is torch.Tensor and not hasattr(head.weight, "ds_id")
+        is_ours = self.loss_function is label_smoothed_cross_entropy
+        return is_plain and is_here and is_ours and not is_torchdynamo_compiling()
+
     @can_return_tuple
     @deprecate_kwarg("past_key_values", "5.40.0", new_name="cache")
     def forward(
@@ -739,6 +721,7 @@ class VaswaniForConditionalGeneration(VaswaniPreTrainedModel, VaswaniGenerationM
         use_cache: bool | None = None,
         num_items_in_batch: torch.Tensor | int | None = None,
         logits_to_keep: int | torch.Tensor = 0,
+        skip_logits: bool = False,
         **kwargs: Any,
     ) -> Seq2SeqLMOutput:
         r"""Predict target tokens, and measure the loss where labels are given.
@@ -749,6 +732,7 @@ class VaswaniForConditionalGeneration(VaswaniPreTrainedModel, VaswaniGenerationM
             labels (`torch.LongTensor`, *optional*): [B, T], not shifted, -100 where nothing is to be predicted.
             num_items_in_batch (*optional*): target tokens of the whole update, by which the loss is divided.
             logits_to_keep (`int`): only the last n columns get logits; 0 means all.
+            skip_logits (`bool`): with labels, give the loss alone, in less time and memory; `logits` is then None.
 
         Returns:
             `Seq2SeqLMOutput`: `logits` [B, T, V]; `loss` in training mode label-smoothed (section 5.4), in evaluation
@@ -773,17 +757,24 @@ class VaswaniForConditionalGeneration(VaswaniPreTrainedModel, VaswaniGenerationM
             use_cache=use_cache,
             **kwargs,
         )
-        kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
-        logits = self.lm_head(outputs.last_hidden_state[:, kept, :])  # [B, T, V]
-        loss = None
-        if labels is not None:
+        loss, logits = None, None
+        smoothing = self.config.label_smoothing if self.training else 0.0
+        if labels is not None and skip_logits and self._can_fuse_loss():
+            loss = linear_label_smoothed_cross_entropy(
+                outputs.last_hidden_state, self.lm_head.weight, self.lm_head.bias, labels, smoothing, num_items_in_batch
+            )
+        else:
+            kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
+            logits = self.lm_head(outputs.last_hidden_state[:, kept, :])  # [B, T, V]
+        if labels is not None and loss is None:
             loss = self.loss_function(
                 logits=logits,
                 labels=labels,
                 vocab_size=self.config.vocab_size,
-                label_smoothing=self.config.label_smoothing if self.training else 0.0,
+                label_smoothing=smoothing,
                 num_items_in_batch=num_items_in_batch,
             )
+            logits = None if skip_logits else logits
         return Seq2SeqLMOutput(
             loss=loss,
             logits=logits,

@@ -17,7 +17,7 @@ from transformers import DataCollatorForSeq2Seq, Seq2SeqTrainer, Seq2SeqTraining
 
 from hf_vaswani import VaswaniTokenizer
 from hf_vaswani.evaluation import sacrebleu_score
-from hf_vaswani.modeling_vaswani import label_smoothed_cross_entropy
+from hf_vaswani.loss_vaswani import label_smoothed_cross_entropy
 
 SMOOTHING = [0.0, 0.1]
 UNTIED = {"tie_word_embeddings": False}

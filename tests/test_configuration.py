@@ -67,7 +67,7 @@ def test_unknown_preset_names_the_known_ones():
         ("norm_position", "middle"), ("position_encoding", "rotary"), ("sinusoid_layout", "mixed"),
         ("activation_function", "rellu"), ("max_position_embeddings", 0), ("eos_token_id", 37000),
         ("pad_token_id", -1), ("decoder_start_token_id", 99999), ("source_vocab_size", 0),
-        ("is_encoder_decoder", False),
+        ("is_encoder_decoder", False), ("sinusoid_exponent", "i/d"), ("position_offset", -1),
     ],
 )  # fmt: skip
 def test_a_nonsensical_value_is_refused_by_name(field, value):
@@ -79,6 +79,19 @@ def test_an_odd_width_is_refused_for_sinusoids_only():
     with pytest.raises(StrictDataclassError, match="d_model"):
         VaswaniConfig(d_model=15, num_attention_heads=3)
     VaswaniConfig(d_model=15, num_attention_heads=3, position_encoding="learned")
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"sinusoid_exponent": "2i/(d-2)", "d_model": 2, "num_attention_heads": 1},
+        {"position_offset": 2, "position_encoding": "learned"},
+        {"zero_start_embedding": True, "bos_token_id": None, "pad_token_id": None},
+    ],
+)
+def test_options_that_do_not_go_together_are_refused_by_name(fields):
+    with pytest.raises(StrictDataclassError, match=next(iter(fields))):
+        VaswaniConfig(**fields)
 
 
 def test_tying_two_vocabularies_of_unlike_size_is_refused():

@@ -44,6 +44,45 @@ def test_halved_layout_is_the_same_table_permuted():
     assert not torch.equal(halves, woven)
 
 
+@pytest.mark.parametrize("layout", ["interleaved", "halves"])
+def test_other_exponent_and_first_number_of_descendants(layout):
+    table = sinusoid_table(23, 10, layout, "2i/(d-2)", 3)
+    for n in range(23):
+        for i in range(5):
+            angle = (3 + n) / 10000 ** (2 * i / (10 - 2))
+            columns = (2 * i, 2 * i + 1) if layout == "interleaved" else (i, 5 + i)
+            found = [table[n, column].item() for column in columns]
+            assert found == pytest.approx([math.sin(angle), math.cos(angle)], abs=1e-7)
+    assert torch.equal(sinusoid_table(9, 10, layout)[2:], sinusoid_table(7, 10, layout, offset=2))
+
+
+def test_a_grown_table_keeps_its_layout_exponent_and_offset(make_model):
+    options = {"sinusoid_layout": "halves", "sinusoid_exponent": "2i/(d-2)", "position_offset": 2}
+    short, long = make_model(max_position_embeddings=4, **options), make_model(max_position_embeddings=64, **options)
+    ids, target = torch.tensor([[5, 6, 7, 8, 9, 3, 4, 1]]), torch.tensor([[2, 3, 4, 5, 6, 7]])
+    mask = torch.ones_like(ids)
+    grown = short(input_ids=ids, attention_mask=mask, decoder_input_ids=target).logits
+    assert torch.equal(grown, long(input_ids=ids, attention_mask=mask, decoder_input_ids=target).logits)
+    again = long.to(torch.bfloat16).float().model.encoder.embed_positions.table
+    assert torch.equal(again[:20], sinusoid_table(20, 16, *options.values()))
+
+
+def test_zero_start_embedding_reads_nothing_at_the_start_token_and_only_there(make_model):
+    zero, plain = make_model(zero_start_embedding=True), make_model()
+    ids, target = torch.tensor([[5, 6, 1]]), torch.tensor([[2, 3, 4]])
+    source = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+    expected = zero(**source, decoder_input_ids=target).logits
+    rows = plain.model.shared.weight[target].clone()
+    rows[0, 0] = 0.0
+    assert torch.equal(plain(**source, decoder_inputs_embeds=rows).logits, expected)
+    assert not torch.allclose(plain(**source, decoder_input_ids=target).logits, expected)
+    # The start row itself stays what it is to the softmax and to the source side.
+    cached = zero(**source, decoder_input_ids=target[:, :2], use_cache=True)
+    step = zero(**source, encoder_outputs=(cached.encoder_last_hidden_state,), decoder_input_ids=target[:, 2:],
+                cache=cached.cache)  # fmt: skip
+    close(step.logits, expected[:, 2:].double())
+
+
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_multi_head_attention_equals_the_formula(tiny_config, backend):
     torch.manual_seed(3)
@@ -381,6 +420,7 @@ def test_each_dropout_and_activation_option_changes_the_result(make_model, batch
         assert not torch.equal(model(**batch).logits, model(**batch).logits), option
     plain = make_model()(**batch).logits
     for change in ({"activation_function": "gelu"}, {"scale_embedding": False}, {"sinusoid_layout": "halves"},
+                   {"sinusoid_exponent": "2i/(d-2)"}, {"position_offset": 2}, {"zero_start_embedding": True},
                    {"norm_position": "pre"}, {"final_norm": True, "layer_norm_eps": 0.5}):  # fmt: skip
         assert not torch.allclose(make_model(**change)(**batch).logits, plain), change
 
@@ -405,7 +445,7 @@ def test_logits_to_keep_gives_the_last_columns(make_model, batch):
 
 # ------------------------------------------------------------------ loss
 def test_label_smoothed_loss_by_hand(make_model):
-    from hf_vaswani.modeling_vaswani import label_smoothed_cross_entropy
+    from hf_vaswani.loss_vaswani import label_smoothed_cross_entropy
 
     # V = 5, eps = 0.1: 0.92 on the label, 0.02 on each other class.
     logits = torch.tensor([[[2.0, 0.0, 0.0, 1.0, -1.0]]])

@@ -10,7 +10,7 @@ from pathlib import Path
 import hf_vaswani
 
 PACKAGE = Path(hf_vaswani.__file__).parent
-FLAT = ["configuration", "modeling", "generation", "tokenization", "pipeline"]
+FLAT = ["configuration", "modeling", "loss", "generation", "tokenization", "pipeline"]
 
 
 def run(code: str) -> subprocess.CompletedProcess:

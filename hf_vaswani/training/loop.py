@@ -4,6 +4,7 @@ The loss of an update is the sum over all its target tokens divided by their num
 many batches, over how many processes, the update is cut.
 """
 
+import inspect
 import math
 import os
 import sys
@@ -115,6 +116,8 @@ class _Run:
         if recipe.gradient_checkpointing:
             model.activation_checkpointing_enable()
         self.d_model: int = model.config.d_model
+        # Nothing here looks at logits; a model that can do without them trains faster.
+        self.extras = {"skip_logits": True} if "skip_logits" in inspect.signature(model.forward).parameters else {}
         trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
         if is_sharded(accelerator):
             # FSDP2 shards by module, and refuses a matrix that two hold: the shared embedding becomes one module.
@@ -311,7 +314,8 @@ class _Run:
             # Dropout depends on the batch alone: not on what came before it, nor on which process has it.
             torch.manual_seed(((self.recipe.seed * 1_000_003 + epoch) * 1_000_003 + number) % 2**63)
             with accelerator.accumulate(self.model):
-                loss = self.model(**send_to_device(batch, accelerator.device), num_items_in_batch=divisor).loss
+                inputs = send_to_device(batch, accelerator.device)
+                loss = self.model(**inputs, num_items_in_batch=divisor, **self.extras).loss
                 accelerator.backward(loss)
             total += loss.detach()
         return float(accelerator.reduce(total, reduction="sum")) / (self.world_size * self.per_process), token_count
