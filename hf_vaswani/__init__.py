@@ -17,6 +17,7 @@ if tuple(int(part) for part in _found.split(".")[:2]) < _TRANSFORMERS_FLOOR:
 from transformers import AutoConfig, AutoModel, AutoModelForSeq2SeqLM, AutoTokenizer  # noqa: E402
 
 from .configuration_vaswani import VaswaniConfig  # noqa: E402
+from .foreign_tokenization_vaswani import VaswaniForeignTokenizer  # noqa: E402
 from .modeling_vaswani import VaswaniForConditionalGeneration, VaswaniModel  # noqa: E402
 from .pipeline_vaswani import VaswaniTranslationPipeline, register_translation_task  # noqa: E402
 from .tokenization_vaswani import VaswaniTokenizer  # noqa: E402
@@ -24,6 +25,8 @@ from .tokenization_vaswani import VaswaniTokenizer  # noqa: E402
 AutoConfig.register("vaswani", VaswaniConfig, exist_ok=True)
 AutoModel.register(VaswaniConfig, VaswaniModel, exist_ok=True)
 AutoModelForSeq2SeqLM.register(VaswaniConfig, VaswaniForConditionalGeneration, exist_ok=True)
+# A saved tokenizer names its class; the last one registered is for a folder that names none.
+AutoTokenizer.register(VaswaniConfig, fast_tokenizer_class=VaswaniForeignTokenizer, exist_ok=True)
 AutoTokenizer.register(VaswaniConfig, fast_tokenizer_class=VaswaniTokenizer, exist_ok=True)
 register_translation_task()
 
@@ -31,6 +34,7 @@ __version__ = "0.1.0"
 __all__ = [
     "VaswaniConfig",
     "VaswaniForConditionalGeneration",
+    "VaswaniForeignTokenizer",
     "VaswaniModel",
     "VaswaniTokenizer",
     "VaswaniTranslationPipeline",

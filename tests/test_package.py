@@ -10,7 +10,10 @@ from pathlib import Path
 import hf_vaswani
 
 PACKAGE = Path(hf_vaswani.__file__).parent
-FLAT = ["configuration", "modeling", "loss", "generation", "tokenization", "pipeline"]
+FLAT = [
+    "configuration", "modeling", "loss", "generation", "tokenization", "pipeline",
+    "foreign_tokenization", "foreign_segmentation", "foreign_sentencepiece",
+]  # fmt: skip
 
 
 def run(code: str) -> subprocess.CompletedProcess:
