@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 
 from ..data.corpus import CorpusError
-from . import average, evaluate, quickstart, score, self_test, train, translate
+from . import average, evaluate, export_model, import_model, quickstart, score, self_test, train, translate
 from .output import UserError
 
 _BROKEN_PIPE = 128 + 13  # what a shell reports of a program that SIGPIPE ended
@@ -29,6 +29,8 @@ def build_parser() -> argparse.ArgumentParser:
     average.add_parser(commands)
     score.add_parser(commands)
     self_test.add_parser(commands)
+    import_model.add_parser(commands)
+    export_model.add_parser(commands)
     return parser
 
 

@@ -10,7 +10,7 @@ from ..modeling_vaswani import VaswaniForConditionalGeneration
 from ..sharing.folders import whole_folder
 from .foreign import ConversionError, Program
 from .importing import check_target
-from .proof import LIMIT, TOLERANCE, compare, faults, own_search, proof_sources, quiet_library
+from .proof import LIMIT, TOLERANCE, compare, default_count, faults, own_search, proof_sources, quiet_library
 from .reduced_formats import check_reduced
 from .report import Parity, Report
 
@@ -72,7 +72,7 @@ def export_model(
     *,
     quantization: str | None = None,
     sentences: Path | list[str] | None = None,
-    count: int = 32,
+    count: int | None = None,
     overwrite: bool = False,
 ) -> Report:
     """Write a model for another program, and compare both on real sentences before the folder gets its name.
@@ -85,7 +85,7 @@ def export_model(
         out (`str` or `Path`): the folder to come.
         quantization (`str`, *optional*): precision of the weights; None: float32.
         sentences (`Path` or `list[str]`, *optional*): lines to check with; None: bundled ones, or random ids.
-        count (`int`): how many of them.
+        count (`int`, *optional*): how many of them; None: 32, of a large model 6.
         overwrite (`bool`): replace a conversion that is in `out`.
 
     Returns:
@@ -102,7 +102,7 @@ def export_model(
     if quantization is not None and quantization not in road.formats:
         known = ", ".join(road.formats) or "none"
         raise ConversionError(f"`quantization` {quantization!r} means nothing to an export to {kind}; it has {known}.")
-    if count < 1:
+    if count is not None and count < 1:
         raise ConversionError(f"At least one sentence is needed for the check, not {count}.")
     check_target(out, overwrite)
     loaded, tokenizer = load(str(model))
@@ -120,6 +120,7 @@ def export_model(
         facts, report.losses = module.export(loaded, tokenizer, folder, **(formats if road.formats else {}))
         report.tensors, report.choices = facts.pop("tensors"), facts.pop("choices")
         report.options = facts
+        count = count or default_count(report.parameters)
         sources, origin = proof_sources(tokenizer, loaded.config, sentences, count)
         program = road.program(folder, facts)
         if quantization in _FULL:

@@ -15,7 +15,7 @@ from ..generation_vaswani import paper_generation_config
 from ..modeling_vaswani import VaswaniForConditionalGeneration
 from ..sharing.folders import whole_folder
 from .foreign import ConversionError, ForeignModel, ImportOptions
-from .proof import compare, faults, plain_program, proof_sources, quiet_library
+from .proof import compare, default_count, faults, plain_program, proof_sources, quiet_library
 from .report import Report
 
 # The words of the command line, and the modules that read such checkpoints.
@@ -49,7 +49,7 @@ def import_model(
     *,
     options: ImportOptions | None = None,
     sentences: Path | list[str] | None = None,
-    count: int = 32,
+    count: int | None = None,
     overwrite: bool = False,
 ) -> Report:
     """Turn a checkpoint of another program into a folder that `from_pretrained` and `AutoTokenizer` load.
@@ -61,7 +61,7 @@ def import_model(
         kind (`str`): one of `KINDS`. path (`str` or `Path`): the checkpoint. out (`str` or `Path`): the folder to come.
         options (`ImportOptions`, *optional*): what the checkpoint does not say.
         sentences (`Path` or `list[str]`, *optional*): lines to check with; None: bundled ones, or random ids.
-        count (`int`): how many of them.
+        count (`int`, *optional*): how many of them; None: 32, of a large model 6.
         overwrite (`bool`): replace a model that is in `out`.
 
     Returns:
@@ -77,7 +77,7 @@ def import_model(
     check_target(out, overwrite)
     if not path.exists():
         raise ConversionError(f"{path} does not exist.")
-    if count < 1:
+    if count is not None and count < 1:
         raise ConversionError(f"At least one sentence is needed for the check, not {count}.")
     foreign: ForeignModel = module.read(path, options)
     model = build(foreign, path)
@@ -97,8 +97,7 @@ def import_model(
         if foreign.tokenizer is not None:
             foreign.tokenizer.save_pretrained(folder)
         del model
-        gc.collect()
-        _prove(foreign, folder, report, sentences, count)
+        _prove(foreign, folder, report, sentences, count or default_count(report.parameters))
         report.save(folder)
     return report
 
@@ -185,10 +184,14 @@ def _prove(foreign: ForeignModel, folder: Path, report: Report, sentences: Path 
     """
     from transformers import AutoTokenizer
 
+    program = foreign.program() if foreign.program is not None else None
+    if program is not None:
+        # The file's own tensors have done their part; large ones would be held three times.
+        foreign.tensors.clear()
+        gc.collect()
     tokenizer = AutoTokenizer.from_pretrained(folder) if foreign.tokenizer is not None else None
     model: Any = VaswaniForConditionalGeneration.from_pretrained(folder).eval()
     sources, origin = proof_sources(tokenizer, model.config, sentences, count)
-    program = foreign.program() if foreign.program is not None else None
     report.parities.append(compare(model, program or plain_program(model, foreign.tensors), sources, origin))
     wrong = [fault for parity in report.parities for fault in faults(parity)]
     if wrong:

@@ -21,11 +21,17 @@ TOLERANCE = 1e-4  # of float32 logits
 LIMIT = 60  # new tokens of a sentence in the check: models with random weights never end
 _MOST_COLUMNS = 100  # of a source
 _BATCH = 16
-# A float64 forward pass of a large model takes seconds a sentence.
-_LARGE, _FEW = 20_000_000, 4
+_MOST_LOGITS = 2**23  # held at a time, of either side
+# Sentences to compare unless the user says how many; a large model takes seconds for each.
+_MANY, _FEW, _LARGE = 32, 6, 20_000_000
 
 
 # ---------------------------------------------------------------------- sentences
+def default_count(parameters: int) -> int:
+    """How many sentences a conversion is checked with, unless the user says it."""
+    return _FEW if parameters > _LARGE else _MANY
+
+
 def proof_sources(
     tokenizer: Any, config: Any, sentences: Path | list[str] | None, count: int
 ) -> tuple[list[list[int]], str]:
@@ -94,9 +100,14 @@ def _padded(rows: list[list[int]], pad: int) -> torch.Tensor:
     return pad_sequence([torch.tensor(row) for row in rows], batch_first=True, padding_value=pad)
 
 
-def _batches(*columns: list[list[int]]) -> Iterator[tuple[list[list[int]], ...]]:
-    for start in range(0, len(columns[0]), _BATCH):
-        yield tuple(column[start : start + _BATCH] for column in columns)
+def _batches(size: int, *columns: list[list[int]]) -> Iterator[tuple[list[list[int]], ...]]:
+    for start in range(0, len(columns[0]), size):
+        yield tuple(column[start : start + size] for column in columns)
+
+
+def _logit_batch(model: Any) -> int:
+    """Sentences whose logits are held at a time: at least two, so that there is padding."""
+    return max(2, min(_BATCH, _MOST_LOGITS // (LIMIT * model.config.vocab_size)))
 
 
 def _source(model: Any, rows: list[list[int]]) -> dict[str, torch.Tensor]:
@@ -107,7 +118,7 @@ def _source(model: Any, rows: list[list[int]]) -> dict[str, torch.Tensor]:
 @torch.no_grad()
 def own_logits(model: Any, sources: list[list[int]], targets: list[list[int]]) -> Iterator[np.ndarray]:
     """Our logits of each pair, [T, V], computed in padded batches; targets begin with the start token."""
-    for src, tgt in _batches(sources, targets):
+    for src, tgt in _batches(_logit_batch(model), sources, targets):
         logits = model(**_source(model, src), decoder_input_ids=_padded(tgt, model.config.pad_token_id)).logits
         yield from (row[: len(ids)].float().numpy() for row, ids in zip(logits, tgt, strict=True))
 
@@ -120,7 +131,7 @@ def own_search(model: Any, sources: list[list[int]], beams: int) -> list[list[in
     found, settings = [], {"num_beams": beams, "max_new_tokens": _limit(model.config)}
     if beams > 1:
         settings["early_stopping"] = "never"
-    for (src,) in _batches(sources):
+    for (src,) in _batches(_BATCH, sources):
         rows = model.generate(**_source(model, src), **settings)
         for row in rows[:, 1:].tolist():
             stop = next((n + 1 for n, token in enumerate(row) if token in ends), None)
@@ -196,20 +207,19 @@ def compare(
     start = model.config.decoder_start_token_id
     greedy = own_search(model, sources, 1)
     targets = [[start, *row] for row in greedy]
-    theirs = program.logits(sources, targets)
     difference, margins = 0.0, []
-    for own, other in zip(own_logits(model, sources, targets), theirs, strict=True):
-        other = np.asarray(other)[: len(own)]
-        difference = max(difference, float(np.abs(own - other).max()) if np.isfinite(own).all() else float("inf"))
-        best = np.partition(other, -2, axis=-1)[:, -2:]
-        margins.append(best[:, 1] - best[:, 0])
+    for src, tgt in _batches(_logit_batch(model), sources, targets):
+        theirs = program.logits(src, tgt)
+        for own, other in zip(own_logits(model, src, tgt), theirs, strict=True):
+            other = np.asarray(other)[: len(own)]
+            difference = max(difference, float(np.abs(own - other).max()) if np.isfinite(own).all() else float("inf"))
+            best = np.partition(other, -2, axis=-1)[:, -2:]
+            margins.append(best[:, 1] - best[:, 0])
     parity = Parity(program.name, len(sources), origin, logit_difference=difference)
     if program.search is None:
         return parity
-    is_large = program.name.startswith("a plain") and model.num_parameters() > _LARGE
-    some = sources[:_FEW] if is_large else sources
-    parity.greedy_compared, parity.greedy_equal = len(some), 0
-    for row, other, margin in zip(greedy, program.search(some, 1), margins, strict=False):
+    parity.greedy_compared, parity.greedy_equal = len(sources), 0
+    for row, other, margin in zip(greedy, program.search(sources, 1), margins, strict=True):
         parting = next((n for n, (a, b) in enumerate(zip(row, other, strict=False)) if a != b), None)
         is_tie = parting is not None and margin[parting] < 10 * tolerance
         # The limits of both sides may differ: an output that never ended is compared as far as it goes.
@@ -217,10 +227,10 @@ def compare(
             parting is None and (len(row) == len(other) or min(len(row), len(other)) > 20)
         )
         parity.ties += is_tie
-    ours, theirs_4 = own_search(model, some, 4), program.search(some, 4)
-    parity.beam_compared = len(some)
+    ours, theirs_4 = own_search(model, sources, 4), program.search(sources, 4)
+    parity.beam_compared = len(sources)
     parity.beam_equal = sum(a == b for a, b in zip(ours, theirs_4, strict=True))
-    scored = zip(_scores(model, some, ours), _scores(model, some, theirs_4), strict=True)
+    scored = zip(_scores(model, sources, ours), _scores(model, sources, theirs_4), strict=True)
     parity.score_difference = max(abs(a - b) for a, b in scored)
     return parity
 
