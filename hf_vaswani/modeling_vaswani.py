@@ -531,8 +531,9 @@ class VaswaniDecoder(VaswaniStack):
             cache (`Cache`, *optional*): keys and values of earlier columns.
         """
         inputs_embeds = self.embed(input_ids, inputs_embeds)
-        if self.config.zero_start_embedding and input_ids is not None:
-            is_start = input_ids == self.config.decoder_start_token_id  # [B, T]
+        start = self.config.decoder_start_token_id
+        if self.config.zero_start_embedding and input_ids is not None and start is not None:
+            is_start = torch.eq(input_ids, start)  # [B, T]
             inputs_embeds = inputs_embeds.masked_fill(is_start[..., None], 0.0)
         if use_cache and cache is None:
             cache = EncoderDecoderCache(DynamicCache(config=self.config), DynamicCache(config=self.config))

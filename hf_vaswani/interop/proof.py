@@ -128,7 +128,8 @@ def own_search(model: Any, sources: list[list[int]], beams: int) -> list[list[in
     """New tokens of each source by `generate()`, the end token included."""
     end = model.config.eos_token_id
     ends = set(end if isinstance(end, list) else [end])
-    found, settings = [], {"num_beams": beams, "max_new_tokens": _limit(model.config)}
+    found: list[list[int]] = []
+    settings: dict[str, Any] = {"num_beams": beams, "max_new_tokens": _limit(model.config)}
     if beams > 1:
         settings["early_stopping"] = "never"
     for (src,) in _batches(_BATCH, sources):
