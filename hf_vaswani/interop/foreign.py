@@ -2,12 +2,16 @@
 
 import argparse
 import pickle
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
+
+# What torch says of a class or call that it does not know, in the long text of its error.
+_BEYOND_WEIGHTS = re.compile(r"Unsupported (?:global: GLOBAL|class) \S+|Can only (?:build|create|SETITEM)[^.\n]*")
 
 # Output bias of a row that a checkpoint has no piece for: its probability is exactly 0 in float32, and the
 # label-smoothed loss of a fine-tuning run stays a small number.
@@ -187,12 +191,15 @@ def load_torch_file(path: Path, way_round: str, allowed: Sequence[Any] = (argpar
                     raise
                 return torch.load(path, map_location="cpu", weights_only=True)
         except pickle.UnpicklingError as error:
-            if "Unsupported" not in str(error) and "weights_only" not in str(error) and "GLOBAL" not in str(error):
-                raise ConversionError(f"{path} is not a torch checkpoint, or is damaged ({error}).") from error
-            named = str(error).split("\n\n")[0].replace("\n", " ")
-            raise ConversionError(f"{path} holds more than weights and plain values: {named} {way_round}") from error
+            found = _BEYOND_WEIGHTS.search(str(error))
+            if found is None:
+                raise ConversionError(f"{path} is not a torch checkpoint, or is damaged.") from error
+            more = f"holds more than weights and plain values ({found[0]})"
+            raise ConversionError(f"{path} {more}. {way_round}") from error
         except Exception as error:  # bytes that are no pickle, or too few, make the reader fail in any way
-            raise ConversionError(f"{path} is not a torch checkpoint, or is damaged ({error}).") from error
+            first = (str(error).strip().splitlines() or [""])[0]
+            said = f"{type(error).__name__}: {first}"
+            raise ConversionError(f"{path} is not a torch checkpoint, or is damaged ({said}).") from error
 
 
 def check_vocabulary(pieces: int, rows: int, where: str) -> list[int]:

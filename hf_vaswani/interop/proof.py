@@ -179,6 +179,7 @@ def plain_program(model: Any, tensors: dict[str, torch.Tensor]) -> Program:
                 kind=getattr(settings, "length_penalty_type", "power"),
                 barred=barred,
                 last=settings.forced_eos_token_id,
+                least=max(settings.min_new_tokens or 0, (settings.min_length or 0) - 1),
             )[0]
             for source in sources
         ]

@@ -189,6 +189,7 @@ def plain_beam_search(
     kind: str,
     barred: list[int] | tuple[int, ...] = (),
     last: int | None = None,
+    least: int = 0,
 ) -> tuple[list[int], float]:
     """Beam search by the rule of `generate()`, with states instead of a padded cache.
 
@@ -196,6 +197,7 @@ def plain_beam_search(
         source (`list[int]`): ids of one sentence. beams (`int`): 1 is greedy search.
         limit (`int`): most new tokens. end (`set[int]`): end tokens. barred: tokens that are never taken.
         last (`int`, *optional*): the token that stands at the limit in any case, at no cost.
+        least (`int`): new tokens before an end token may come.
         alpha (`float`), kind (`str`): the length penalty's exponent and form.
 
     Returns:
@@ -212,6 +214,8 @@ def plain_beam_search(
             row = logits[-1] - logits[-1].max()
             row = row - np.log(np.exp(row).sum())
             row[list(barred)] = -np.inf
+            if length <= least:
+                row[list(end)] = -np.inf
             if last is not None and length == limit:
                 row = np.where(np.arange(len(row)) == last, 0.0, -np.inf)
             for token in np.argsort(-row, kind="stable")[: 2 * beams]:
