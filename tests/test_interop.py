@@ -234,7 +234,9 @@ def test_a_vocabulary_is_compared_with_its_matrix_first():
     "changes",
     [
         {},
-        {"norm_position": "pre"},
+        {"norm_position": "pre", "activation_function": "gelu_new"},
+        {"activation_function": "relu2"},
+        {"activation_function": "gelu_fast", "final_norm": True},
         {"tie_word_embeddings": False, "source_vocab_size": 31, "activation_function": "silu"},
         {"position_encoding": "learned", "activation_function": "gelu", "scale_embedding": False},
         {

@@ -81,7 +81,8 @@ def _random_sources(config: Any, count: int) -> list[list[int]]:
 
 def _limit(config: Any) -> int:
     """New tokens of an output in the check; a learned table of positions may end before."""
-    return min(LIMIT, config.max_position_embeddings) if config.position_encoding == "learned" else LIMIT
+    # The start token takes a position too.
+    return min(LIMIT, config.max_position_embeddings - 1) if config.position_encoding == "learned" else LIMIT
 
 
 # ---------------------------------------------------------------------- our side

@@ -19,7 +19,11 @@ _ACTIVATIONS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
     "silu": lambda x: x / (1.0 + np.exp(-x)),
     "swish": lambda x: x / (1.0 + np.exp(-x)),
     "tanh": np.tanh,
+    "linear": lambda x: x,
+    "relu2": lambda x: np.maximum(x, 0.0) ** 2,
 }
+for _name in ("gelu_new", "gelu_fast", "gelu_pytorch_tanh"):
+    _ACTIVATIONS[_name] = lambda x: 0.5 * x * (1.0 + np.tanh(math.sqrt(2.0 / math.pi) * (x + 0.044715 * x**3)))
 
 
 @dataclass
