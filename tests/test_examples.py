@@ -13,9 +13,11 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
+from transformers import AutoTokenizer
 
 from hf_vaswani import VaswaniConfig, VaswaniForConditionalGeneration, VaswaniTokenizer
 from hf_vaswani.data import bundled_pairs, prepare_corpus, read_source
+from hf_vaswani.data.corpus import read_lines
 from hf_vaswani.training import load_config
 from hf_vaswani.training.run import prepare_run
 
@@ -30,9 +32,11 @@ PARAMETERS = {
     "wmt14_en_de_big": (214_171_648, 213),
     "wmt14_en_fr_big": (209_051_648, None),
     "iwslt14_de_en": (36_757_504, None),
-    "multi30k_en_de_tiny": (2_631_680, None),
+    "multi30k_en_de_tiny": (2_562_048, None),
     "tatoeba_de_en": (4_112_256, None),
 }
+# Pieces of the tokenizers that recipes name by path.
+PIECES = {"multi30k_en_de_tiny": 9712}
 TINY = """
 output: {output}
 source_language: de
@@ -51,7 +55,8 @@ checkpoints: {{every_updates: 3, keep_last: 3, average_last: 2}}
 @pytest.mark.parametrize("name", sorted(RECIPES))
 def test_a_recipe_loads_and_its_model_has_the_known_size(name):
     config = load_config(RECIPES[name])
-    sizes = {**config.model, "vocab_size": config.tokenizer.vocab_size}
+    sizes = {**config.model, "vocab_size": PIECES.get(name, config.tokenizer.vocab_size)}
+    assert (config.tokenizer.path is None) == (name not in PIECES)
     model_config = VaswaniConfig.from_preset(sizes.pop("preset"), **sizes)
     with torch.device("meta"):
         model = VaswaniForConditionalGeneration(model_config)
@@ -93,11 +98,57 @@ def test_the_multi30k_recipe_leaves_out_the_two_lines_without_translation_and_no
         source.src, source.tgt = (str(DATA.parent.parent / name[3:]) for name in (source.src, source.tgt))
         if not Path(source.src).is_file():
             pytest.skip("Multi30k is not in ../shared/data")
-    texts = (text for pair in read_source(config.data.train[0]) for text in pair)
-    tokenizer = VaswaniTokenizer.train(texts, vocab_size=config.tokenizer.vocab_size, show_progress=False)
+    codes, train = DATA / "multi30k" / "bpe10k.en-de.code", config.data.train[0]
+    tokenizer = _codes_tokenizer(tmp_path / "codes", codes, train.src, train.tgt)
+    assert len(tokenizer) == PIECES["multi30k_en_de_tiny"]
+    assert _published_lines(tokenizer) >= 999
     corpus = prepare_corpus(config.data.train, tokenizer, tmp_path, max_ratio=config.data.max_ratio, workers=1)
     assert corpus.report[0].dropped == {"off in ratio": 2}
     assert corpus.report[0].first_lines == {"off in ratio": [16510, 16664]}
+
+
+def _codes_tokenizer(out, codes, source, target, *more):
+    """What examples/subword_nmt_tokenizer.py makes, through `AutoTokenizer`."""
+    script = EXAMPLES / "subword_nmt_tokenizer.py"
+    languages = ["--source-language", "en", "--target-language", "de", "--lowercase", *more]
+    command = [sys.executable, str(script), str(codes), str(source), str(target), str(out), *languages]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=200)
+    assert done.returncode == 0, done.stderr
+    tokenizer = AutoTokenizer.from_pretrained(out)
+    assert done.stdout == f"{len(tokenizer)} pieces\n"
+    return tokenizer
+
+
+def _published_lines(tokenizer):
+    """Lines of the German test 2016 that are cut as its published BPE text is."""
+    raw, cut = (
+        list(read_lines(DATA / "multi30k" / name))
+        for name in ("raw/test_2016_flickr.de.gz", "bpe_sample/test.2016.de.gz")
+    )
+    pieces = tokenizer.get_tgt_vocab()
+    names = {number: piece for piece, number in pieces.items()}
+    found = [[names[number] for number in ids[:-1]] for ids in tokenizer(text_target=raw)["input_ids"]]
+    wanted = [[piece if piece in pieces else "<unk>" for piece in line.split()] for line in cut]
+    return sum(a == b for a, b in zip(found, wanted, strict=True))
+
+
+def test_a_tokenizer_of_subword_nmt_codes_takes_raw_text_and_gives_it_back(tmp_path):
+    (tmp_path / "codes").write_text("#version: 0.2\nm a\nma n</w>\ne i\nei n</w>\n")
+    (tmp_path / "train.en").write_text("A man's dog.\n")
+    (tmp_path / "train.de").write_text("Ein Mann, ein Hund.\n")
+    files = [tmp_path / name for name in ("codes", "train.en", "train.de")]
+    tokenizer = _codes_tokenizer(tmp_path / "made", *files)
+    assert tokenizer.convert_ids_to_tokens(range(4)) == ["<pad>", "</s>", "<s>", "<unk>"]
+    ids = tokenizer(text_target="EIN Mann, ein Hund.")["input_ids"]
+    assert tokenizer.decode(ids, skip_special_tokens=True) == "ein mann, ein hund."
+    assert ids[-1] == 1
+    assert tokenizer.convert_ids_to_tokens(ids[:3]) == ["ein", "ma@@", "n@@"]
+    again = subprocess.run(
+        [sys.executable, str(EXAMPLES / "subword_nmt_tokenizer.py"), *map(str, files), str(tmp_path / "made"),
+         "--source-language", "en", "--target-language", "de"], capture_output=True, text=True, timeout=200,
+    )  # fmt: skip
+    assert again.returncode == 1
+    assert "is there already" in again.stderr
 
 
 def test_the_tatoeba_recipe_reads_german_to_english_of_its_own_part():
