@@ -531,3 +531,44 @@ def test_its_quantized_copies_come_close(references, tmp_path, name, tolerance):
             found = [float(logits.log_softmax(-1)[0, token]) for logits, token in chosen]
             assert found == pytest.approx(item["greedy_token_logprobs"], abs=tolerance)
     assert equal >= 7
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("unk_token", 5), ("eos_token", ["</s>"]), ("decoder_start_token", {}), ("add_source_eos", "x"),
+     ("layer_norm_epsilon", "small"), ("bos_token", None)],
+)  # fmt: skip
+def test_a_setting_of_another_kind_is_refused_by_name(tmp_path, name, value):
+    write(tmp_path, variables(), settings={name: value})
+    with pytest.raises(ConversionError, match=f"config.json: `{name}` is "):
+        read(tmp_path, ImportOptions())
+
+
+@pytest.mark.parametrize(
+    ("shape", "count"), [([65536] * 4, 0), ([2**32 - 1] * 2, 1), ([0, 2**32 - 1], 0)], ids=["2^64", "most", "none"]
+)
+def test_sizes_that_do_not_fit_into_memory_are_seen_before_any_is_taken(tmp_path, shape, count):
+    write(tmp_path, variables())
+    data = struct.pack("<IH", 6, 16) + b"TransformerSpec\0" + struct.pack("<II", 7, 1) + struct.pack("<H", 2) + b"x\0"
+    data += struct.pack("<B", len(shape)) + struct.pack(f"<{len(shape)}I", *shape) + struct.pack("<BII", 0, count, 0)
+    (tmp_path / "model.bin").write_bytes(data)
+    with pytest.raises(ConversionError, match=r"model.bin is damaged: variable 'x'"):
+        read(tmp_path, ImportOptions())
+
+
+def test_a_byte_order_mark_belongs_to_no_piece(tmp_path):
+    write(tmp_path, variables(), settings={"unk_token": "<unk>"})
+    expected = read(tmp_path, ImportOptions())
+    for name in ("source_vocabulary.txt", "target_vocabulary.txt", "config.json"):
+        (tmp_path / name).write_bytes(b"\xef\xbb\xbf" + (tmp_path / name).read_bytes())
+    found = read(tmp_path, ImportOptions())
+    assert found.config == expected.config
+    assert found.tokenizer.get_src_vocab() == expected.tokenizer.get_src_vocab()
+
+
+@pytest.mark.parametrize("text", ["[" * 200_000, '{"a": ' + "9" * 5000 + "}"], ids=["depth", "digits"])
+def test_settings_that_json_itself_stumbles_over_are_one_plain_error(tmp_path, text):
+    write(tmp_path, variables())
+    (tmp_path / "config.json").write_text(text)
+    with pytest.raises(ConversionError, match=r"config.json is not JSON"):
+        read(tmp_path, ImportOptions())

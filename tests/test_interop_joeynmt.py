@@ -390,3 +390,56 @@ def test_equals_the_real_program(case, tmp_path):
     assert equal["greedy"] == 50
     assert equal["beam"] >= 40
     assert same_text == 50
+
+
+WRONG_VALUES = {
+    "model.encoder.num_layers": "six", "model.decoder.num_heads": 0, "model.decoder.hidden_size": None,
+    "model.encoder.dropout": [0.1], "model.encoder": 5, "model.decoder.embeddings": [1], "testing": [1],
+    "testing.beam_size": 2.5, "testing.alpha": "much", "training.label_smoothing": {}, "data.special_symbols": [1],
+    "data.special_symbols.lang_tags": 3, "data.src.voc_file": 7,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", WRONG_VALUES)
+def test_a_value_of_another_kind_is_refused_by_name(tmp_path, name):
+    config = configuration()
+    section = config
+    *sections, last = name.split(".")
+    for one in sections:
+        section = section.setdefault(one, {})
+    path = write(tmp_path / "model", configuration(), weights(configuration()))
+    section[last] = WRONG_VALUES[name]
+    (path / "config.yaml").write_text(yaml.safe_dump(config))
+    with pytest.raises(ConversionError, match=f"config.yaml.*`{last}` is .* and should be"):
+        read(path, ImportOptions())
+
+
+@pytest.mark.parametrize("text", ["a: 2020-99-99", "[" * 5000, "a: " + "9" * 5000], ids=["date", "depth", "digits"])
+def test_settings_that_yaml_itself_stumbles_over_are_one_plain_error(tmp_path, text):
+    path = write(tmp_path / "model", configuration(), weights(configuration()))
+    (path / "config.yaml").write_text(text)
+    with pytest.raises(ConversionError, match=r"config.yaml cannot be read as YAML"):
+        read(path, ImportOptions())
+
+
+def test_an_empty_vocabulary_is_refused_and_a_byte_order_mark_is_no_piece(tmp_path):
+    path = write(tmp_path / "model", configuration(), weights(configuration()))
+    file = path / "src_vocab.txt"
+    content = file.read_bytes()
+    pieces = read(path, ImportOptions()).tokenizer.get_src_vocab()
+    file.write_bytes(b"\xef\xbb\xbf" + content)
+    assert read(path, ImportOptions()).tokenizer.get_src_vocab() == pieces
+    file.write_bytes(content[: content.rindex(b"\n", 0, -1) + 1])
+    assert any("1 rows of the source matrix have no piece" in choice for choice in read(path, ImportOptions()).choices)
+    file.write_bytes(b"")
+    with pytest.raises(ConversionError, match=r"src_vocab.txt is empty"):
+        read(path, ImportOptions())
+
+
+def test_moses_without_a_language_is_asked_about(tmp_path):
+    config = configuration()
+    for name in ("src", "trg"):
+        config["data"][name].pop("lang", None)
+    path = write(tmp_path / "model", config, weights(config))
+    with pytest.raises(ConversionError, match="`source_language` and `target_language`"):
+        read(path, ImportOptions(moses=True))

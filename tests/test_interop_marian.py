@@ -584,3 +584,24 @@ def test_a_pipeline_of_transformers_parts_translates_with_an_export(tmp_path):
         input_ids=batch["input_ids"], attention_mask=batch["attention_mask"], max_length=9, num_beams=1
     )  # fmt: skip
     np.testing.assert_array_equal(found.numpy(), wanted.numpy())
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("encoder_layers", "six"), ("scale_embedding", "yes"), ("d_model", None), ("dropout", []), ("architectures", 5)],
+)
+def test_a_value_of_another_kind_is_refused_by_name(tmp_path, name, value):
+    marian(tmp_path)
+    raw = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**raw, name: value}))
+    with pytest.raises(ConversionError, match=name):
+        read(tmp_path, ImportOptions())
+
+
+@pytest.mark.parametrize("name", ["config.json", "generation_config.json"])
+@pytest.mark.parametrize("text", ["[" * 200_000, "[1, 2]", "null"], ids=["depth", "list", "null"])
+def test_a_settings_file_that_holds_something_else_is_named(tmp_path, name, text):
+    marian(tmp_path)
+    (tmp_path / name).write_text(text)
+    with pytest.raises(ConversionError, match=name):
+        read(tmp_path, ImportOptions())

@@ -3,6 +3,8 @@
 import gzip
 import json
 import math
+import struct
+import zipfile
 from itertools import islice
 from pathlib import Path
 
@@ -837,3 +839,84 @@ def test_models_that_marian_trained_answer_as_in_marian(tmp_path, shape, capsys)
     assert len(set(answer["greedy"])) > 10
     if shape != "pre-norm":  # there, Marian's decoder departs from its trainer and scorer
         assert equal["greedy"] == 50
+
+
+@pytest.mark.parametrize("kind", ["<f2", "<f8", ">f4", ">f8"])
+def test_weights_of_any_float_type_become_float32(tmp_path, kind):
+    path, options, tensors = write_model(tmp_path)
+    save_marian(path, options, {name: tensor.astype(kind) for name, tensor in tensors.items()})
+    found = read(path, ImportOptions())
+    assert {tensor.dtype for tensor in found.tensors.values()} == {torch.float32}
+    expected = torch.from_numpy(tensors["encoder_l1_ffn_W1"].astype(kind).astype(np.float32)).t()
+    assert torch.equal(found.tensors["model.encoder.layers.0.feed_forward.fc1.weight"], expected)
+    assert any("became float32" in choice for choice in found.choices) == (kind != ">f4")
+
+
+def test_a_size_that_does_not_fit_into_memory_is_one_plain_error(tmp_path):
+    header = f"{{'descr': '<f4', 'fortran_order': False, 'shape': ({10**15},), }}"
+    with zipfile.ZipFile(tmp_path / "model.npz", "w") as archive:
+        content = b"\x93NUMPY\x01\x00" + struct.pack("<H", 118) + header.ljust(117).encode() + b"\n"
+        archive.writestr("Wemb.npy", content)
+    with pytest.raises(ConversionError, match=r"is not an .npz of Marian, or is damaged or cut off"):
+        read(tmp_path / "model.npz", ImportOptions())
+
+
+def test_nobody_is_told_to_open_a_file_unsafely(tmp_path):
+    (tmp_path / "model.npz").write_text("some text")
+    with pytest.raises(ConversionError, match="is no archive") as caught:
+        read(tmp_path / "model.npz", ImportOptions())
+    assert "pickle" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("dim-vocabs", ["a", "b"]), ("enc-depth", "six"), ("dim-emb", True), ("transformer-tied-layers", [[1]]),
+     ("input-types", 5), ("tied-embeddings-all", "x")],
+)  # fmt: skip
+def test_an_option_of_another_kind_is_refused_by_name(tmp_path, name, value):
+    path, options, tensors = write_model(tmp_path)
+    save_marian(path, {**options, name: value}, tensors)
+    with pytest.raises(ConversionError, match=f"`{name}` is"):
+        read(path, ImportOptions())
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("beam-size", [6]), ("normalize", "x"), ("vocabs", 5), ("allow-unk", "no way")]
+)
+def test_a_search_setting_of_another_kind_is_refused_by_name(tmp_path, name, value):
+    path, *_ = write_model(tmp_path, settings={name: value})
+    with pytest.raises(ConversionError, match=f"decoder.yml: `{name}` is"):
+        read(path, ImportOptions())
+
+
+def test_search_settings_that_have_no_place_here_are_said(tmp_path):
+    more = {"shortlist": ["lex.s2t", 50, 50], "output-sampling": ["topk", 10], "models": ["a.npz", "b.npz"]}
+    losses = " ".join(read(write_model(tmp_path, settings=more)[0], ImportOptions()).losses)
+    for word in ("shortlist", "output-sampling", "2 models"):
+        assert word in losses
+    assert "Search:" not in " ".join(read(write_model(tmp_path)[0], ImportOptions()).losses)
+
+
+def test_a_byte_order_mark_belongs_to_no_word(tmp_path):
+    _path, *_ = write_model(tmp_path)
+    file = tmp_path / "trg.yml"
+    expected = read_vocabulary(file)
+    file.write_bytes(b"\xef\xbb\xbf" + file.read_bytes())
+    assert read_vocabulary(file) == expected
+    (tmp_path / "words.txt").write_bytes(b"</s>\n<unk>\na\rb\n")
+    assert read_vocabulary(tmp_path / "words.txt") == ["</s>", "<unk>", "a\rb"]
+
+
+@pytest.mark.parametrize(
+    "text", ['"\\UFFFFFFFF": 0', '"\\uD800": 0', "a: " + "9" * 5000, '{"a": true}', '{"a":' * 50_000]
+)
+def test_dictionaries_with_impossible_words_and_ids_are_refused(tmp_path, text):
+    (tmp_path / "bad.yml").write_text(text + "\n")
+    with pytest.raises(ConversionError, match=r"bad.yml"):
+        read_vocabulary(tmp_path / "bad.yml")
+
+
+def test_moses_without_languages_is_asked_about(tmp_path):
+    path, *_ = write_model(tmp_path)
+    with pytest.raises(ConversionError, match="`moses` needs `source_language` and `target_language`"):
+        read(path, ImportOptions(moses=True))

@@ -148,7 +148,9 @@ def test_files_for_splitting_words_are_used_or_missed(tmp_path):
     assert "trained behind `bpe`" in foreign.losses[0]
     assert "prefix" in foreign.losses[1]
     (tmp_path / "bpe.codes").write_text("#version: 0.2\nl o\nn o</w>\n", encoding="utf-8")
-    for options_given in (ImportOptions(), ImportOptions(codes=tmp_path / "bpe.codes", lowercase=True, moses=True)):
+    languages = {"source_language": "en", "target_language": "en"}
+    given = ImportOptions(codes=tmp_path / "bpe.codes", lowercase=True, moses=True, **languages)
+    for options_given in (ImportOptions(), given):
         foreign = read(path, options_given)
         assert foreign.tokenizer("low no")["input_ids"] == [4, 5, 6]
         assert not any("trained behind" in loss for loss in foreign.losses)
@@ -370,3 +372,45 @@ def test_equals_the_real_program(case, tmp_path):
     assert equal["greedy"] == 50
     assert equal["beam"] >= 40
     assert read_back == answers["greedy_texts"]
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("heads", None), ("enc_layers", "six"), ("transformer_ff", 0), ("norm_eps", "small"), ("dropout", [[1]]),
+        ("label_smoothing", []), ("transforms", "bpe"), ("src_subword_model", 5),
+    ],
+)  # fmt: skip
+def test_an_option_of_another_kind_is_refused_by_name(tmp_path, name, value):
+    path, opt, *_ = toy(tmp_path)
+    saved = torch.load(path, weights_only=False)
+    torch.save({**saved, "opt": Namespace(**{**opt, name: value})}, path)
+    with pytest.raises(ConversionError, match=f"`{name}` is .* and should be"):
+        read(path, ImportOptions())
+
+
+@pytest.mark.parametrize("key", ["opt", "model", "generator", "vocab"])
+@pytest.mark.parametrize(
+    "value", [None, 5, "text", [1, 2], torch.zeros(2)], ids=["null", "5", "text", "list", "tensor"]
+)
+def test_a_part_of_another_kind_is_one_plain_error(tmp_path, key, value):
+    path, *_ = toy(tmp_path)
+    torch.save({**torch.load(path, weights_only=False), key: value}, path)
+    with pytest.raises(ConversionError, match=f"`{key}` holds no .*so OpenNMT-py did not write it"):
+        read(path, ImportOptions())
+
+
+def test_a_mapping_where_a_word_belongs_and_words_that_are_equal_as_text(tmp_path):
+    path, *_ = toy(tmp_path, model_task={"a": 1})
+    with pytest.raises(ConversionError, match=r"`model_task` is {'a': 1}"):
+        read(path, ImportOptions())
+    source, target = vocabularies()
+    path, *_ = toy(tmp_path, more={"vocab": {"src": source, "tgt": [*target[:-2], "5", 5]}})
+    with pytest.raises(ConversionError, match="the tgt vocabulary has '5' more than once"):
+        read(path, ImportOptions())
+
+
+def test_moses_without_languages_is_asked_about(tmp_path):
+    path, *_ = toy(tmp_path)
+    with pytest.raises(ConversionError, match="`moses` needs `source_language` and `target_language`"):
+        read(path, ImportOptions(moses=True, source_language="de"))

@@ -603,3 +603,41 @@ def test_the_trained_model_equals_sockeye_itself(tmp_path, sockeye):
     assert len(lines) == 50
     assert apart < 1e-4
     assert greedy == 50
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "name"),
+    [
+        ("num_layers: 2", "num_layers: six", "num_layers"),
+        ("model_size: 12", "model_size: []", "model_size"),
+        ("vocab_target_size: 17", "vocab_target_size: many", "vocab_target_size"),
+        ("preprocess_sequence: 'n'", "preprocess_sequence: 5", "preprocess_sequence"),
+        ("dropout_act: 0.05", "dropout_act: {}", "dropout_act"),
+        ("length_ratio_std: 0.5", "length_ratio_std: wide", "length_ratio_std"),
+    ],
+)
+def test_a_value_of_another_kind_is_refused_by_name(tmp_path, old, new, name):
+    write(tmp_path / "model")
+    config = tmp_path / "model" / "config"
+    text = config.read_text()
+    assert old in text
+    config.write_text(text.replace(old, new))
+    with pytest.raises(ConversionError, match=f"config.*`{name}` is .* and should be"):
+        read(tmp_path / "model", ImportOptions())
+
+
+def test_files_that_readers_stumble_over_are_one_plain_error(tmp_path):
+    folder = tmp_path / "model"
+    write(folder)
+    for name, text in (
+        ("config", "a: 2020-99-99"), ("config", "[" * 5000), ("vocab.src.0.json", "[" * 200_000),
+        ("vocab.src.0.json", '{"a": ' + "9" * 5000 + "}"),
+    ):  # fmt: skip
+        before = (folder / name).read_text()
+        (folder / name).write_text(text)
+        with pytest.raises(ConversionError, match=f"{name} is n"):
+            read(folder, ImportOptions())
+        (folder / name).write_text(before)
+    (folder / "vocab.src.0.json").write_bytes(b"\xef\xbb\xbf" + (folder / "vocab.src.0.json").read_bytes())
+    (folder / "version").write_bytes(b"3.1\xff")
+    assert read(folder, ImportOptions()).tokenizer.get_src_vocab()["<pad>"] == 0

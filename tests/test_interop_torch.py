@@ -440,3 +440,39 @@ def test_the_trained_transliterator_writes_its_reference_outputs(tmp_path):
         log_probs = [float(logits.log_softmax(-1)[0, token]) for logits, token in chosen]
         assert log_probs == pytest.approx(item["greedy_token_logprobs"], abs=1e-5)
         assert found.logits[-1][0].tolist() == pytest.approx(item["logits_last_step"], abs=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("heads", 0), ("heads", 10**12), ("segmentation", "letters"), ("position_table", {"source": 5, "target": "pe"}),
+     ("moses", ["en"]), ("source_prefix", [5])],
+)  # fmt: skip
+def test_a_value_that_means_nothing_is_refused_by_its_key(tmp_path, name, value):
+    path, options = write(tmp_path, make().state_dict(), **{name: value})
+    with pytest.raises(ConversionError, match=f"`{name}` is"):
+        read(path, options)
+
+
+def test_pieces_are_read_as_they_stand(tmp_path):
+    words = [*SPECIAL, *(f"t{n}" for n in range(TARGET - 4))]
+    special = dict(zip(("pad", "eos", "bos", "unk"), SPECIAL, strict=True))
+    source = [*words[: SOURCE - 1], "x\u2028y"]
+    (tmp_path / "src.txt").write_bytes(("\r\n".join(source) + "\r\n").encode())
+    (tmp_path / "tgt.json").write_text(json.dumps(dict(zip(words, range(99), strict=False))))
+    pieces = {"source": "src.txt", "target": "tgt.json"}
+    path, options = write(tmp_path, make().state_dict(), pieces=pieces, special=special)
+    assert read(path, options).tokenizer.get_src_vocab() == dict(zip(source, range(99), strict=False))
+    for text, message in (
+        ('{"a": 0, "b": 1, "a": 0}', "'a' stands there twice"), ('{"a": 0, "b": "1"}', "the ids are not 0 to 1"),
+    ):  # fmt: skip
+        (tmp_path / "tgt.json").write_text(text)
+        with pytest.raises(ConversionError, match=message):
+            read(path, options)
+
+
+@pytest.mark.parametrize("text", ["a: 2020-99-99", "[" * 5000], ids=["date", "depth"])
+def test_a_mapping_that_yaml_itself_stumbles_over_is_one_plain_error(tmp_path, text):
+    path, options = write(tmp_path, make().state_dict())
+    options.mapping.write_text(text)
+    with pytest.raises(ConversionError, match=r"names.yaml is not a YAML file"):
+        read(path, options)

@@ -288,6 +288,12 @@ def _search(model: Any, tokenizer: Any) -> tuple[dict[str, Any], list[str]]:
     prefix = getattr(generation, "forced_prefix_ids", None)
     if prefix:
         losses.append(f"The forced beginning {[target[one] for one in prefix]} must be passed as `target_prefix`.")
+    elif generation.forced_bos_token_id is not None:
+        first = target[generation.forced_bos_token_id]
+        losses.append(f"The forced first piece {first!r} must be passed as `target_prefix`.")
+    for name in ("forced_eos_token_id", "begin_suppress_tokens"):
+        if getattr(generation, name, None):
+            losses.append(f"`{name}` {getattr(generation, name)} does not exist there.")
     return arguments, losses
 
 

@@ -1,6 +1,7 @@
 """A folder of CTranslate2: its `model.bin`, its vocabularies, and the program that runs it."""
 
 import json
+import math
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -92,10 +93,12 @@ def read_model_file(path: Path) -> ModelFile:
             count *= code
         if kind is None:
             raise ConversionError(f"{path}: variable {name!r} is of the unknown type {code}.")
-        items = torch.Size(shape).numel()
+        items = math.prod(shape)
         if count != items * kind.itemsize:
             raise ConversionError(f"{path} is damaged: variable {name!r} of shape {shape} has {count} bytes.")
         found = data.take(count, f"variable {name!r}")
+        if not items and max(shape) > 2**31:
+            raise ConversionError(f"{path} is damaged: variable {name!r} has the shape {shape}.")
         tensor = torch.frombuffer(found, dtype=kind) if items else torch.empty(0, dtype=kind)
         tensors[_new_name(name) if revision == 1 and version == 1 else name] = tensor.reshape(shape)
     aliases = {}
@@ -162,7 +165,7 @@ def _vocabulary(folder: Path, name: str) -> list[str] | None:
         if not path.is_file():
             return None
         try:
-            pieces = path.read_bytes().decode("utf-8").split("\n")
+            pieces = path.read_bytes().decode("utf-8-sig").split("\n")
         except UnicodeDecodeError as error:
             raise ConversionError(f"{path} is not UTF-8 ({error}).") from None
         if pieces and not pieces[-1]:
@@ -179,8 +182,8 @@ def _vocabulary(folder: Path, name: str) -> list[str] | None:
 
 def _json(path: Path) -> Any:
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except (UnicodeDecodeError, json.JSONDecodeError) as error:
+        return json.loads(path.read_text(encoding="utf-8-sig"))
+    except (ValueError, RecursionError) as error:
         raise ConversionError(f"{path} is not JSON ({error}).") from error
 
 

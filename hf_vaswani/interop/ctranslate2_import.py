@@ -10,7 +10,15 @@ import torch
 
 from .ctranslate2_file import Ct2Folder, ModelFile, read_model_file, read_settings, read_vocabularies, with_unknown
 from .ctranslate2_weights import HEADS, Weights, sizes, tensors_of
-from .foreign import ConversionError, ForeignModel, ImportOptions, Program, TensorReader, check_vocabulary
+from .foreign import (
+    ConversionError,
+    ForeignModel,
+    ImportOptions,
+    Program,
+    TensorReader,
+    check_values,
+    check_vocabulary,
+)
 
 OPTIONS = frozenset({"source_spm", "target_spm", "codes", "moses", "source_language", "target_language", "lowercase"})
 
@@ -151,7 +159,15 @@ def _settings(stored: ModelFile, settings: dict[str, Any]) -> dict[str, Any]:
     old["decoder_start_token"] = old["bos_token"] if with_bos else old["eos_token"]
     if flag("user_decoder_start_tokens", False):
         old["decoder_start_token"] = None
+    words = ("unk_token", "bos_token", "eos_token", "decoder_start_token")
+    check_values(settings, dict.fromkeys(words, "word"), "config.json")
+    check_values(settings, {"add_source_bos": "flag", "add_source_eos": "flag"}, "config.json")
+    if settings.get("layer_norm_epsilon") is not None:
+        check_values(settings, {"layer_norm_epsilon": "number"}, "config.json")
     found = {**old, **settings}
+    for name in words[:3]:
+        if found[name] is None:
+            raise ConversionError(f"config.json: `{name}` is null, and every model of this package needs one.")
     for name in ("multi_query_attention", "quantization_type"):
         if found.get(name):
             raise ConversionError(f"config.json: `{name}` is {found[name]!r}, which this architecture does not have.")

@@ -6,6 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from huggingface_hub.errors import StrictDataclassError
+from safetensors import SafetensorError
+
 from ..modeling_vaswani import VaswaniForConditionalGeneration
 from ..sharing.folders import whole_folder
 from .foreign import ConversionError, Program
@@ -27,12 +30,14 @@ class Exporter:
         program: makes the `Program` of a written folder; it is given the facts of its export too.
         formats (`tuple`): values of `quantization`; None is the model's own precision.
         tolerance (`float`): of float32 logits.
+        unlike (`tuple`): settings of `generate()` that the other side does not carry; the check does without them.
     """
 
     module: str
     program: Callable[[Path, dict[str, Any]], Program]
     formats: tuple[str, ...] = ()
     tolerance: float = TOLERANCE
+    unlike: tuple[str, ...] = ()
 
 
 def _ctranslate2(out: Path, facts: dict[str, Any]) -> Program:
@@ -58,10 +63,18 @@ KINDS = {
         "ctranslate2_export",
         _ctranslate2,
         ("float32", "float16", "bfloat16", "int16", "int8", "int8_float32", "int8_float16", "int8_bfloat16"),
+        unlike=(
+            "forced_prefix_ids",
+            "forced_bos_token_id",
+            "forced_eos_token_id",
+            "no_repeat_ngram_size",
+            "repetition_penalty",
+            "begin_suppress_tokens",
+        ),
     ),
     "onnx": Exporter("onnx_export", _onnx, ("float32", "int8")),
     # LayerNorm's epsilon is a constant of MarianMTModel's code, ten times the paper's models'.
-    "marian": Exporter("marian_export", _marian, tolerance=1e-3),
+    "marian": Exporter("marian_export", _marian, tolerance=1e-3, unlike=("forced_prefix_ids",)),
 }
 
 
@@ -104,7 +117,7 @@ def export_model(
         raise ConversionError(f"`quantization` {quantization!r} means nothing to an export to {kind}; it has {known}.")
     if count is not None and count < 1:
         raise ConversionError(f"At least one sentence is needed for the check, not {count}.")
-    check_target(out, overwrite)
+    check_target(out, overwrite, Path(model))
     loaded, tokenizer = load(str(model))
     module = importlib.import_module(f".{road.module}", __package__)
     report = Report(
@@ -123,6 +136,8 @@ def export_model(
         count = count or default_count(report.parameters)
         sources, origin = proof_sources(tokenizer, loaded.config, sentences, count)
         program = road.program(folder, facts)
+        for name in road.unlike:  # the report says that they are lost, or how to pass them
+            setattr(loaded.generation_config, name, None)
         if quantization in _FULL:
             report.parities.append(compare(loaded, program, sources, origin, road.tolerance))
             wrong = faults(report.parities[0], road.tolerance)
@@ -147,12 +162,20 @@ def load(model: str) -> tuple[Any, Any]:
 
     try:
         loaded: Any = VaswaniForConditionalGeneration.from_pretrained(model, dtype="float32").eval()
-    except (OSError, ValueError, RuntimeError) as error:
-        raise ConversionError(f"{model} cannot be loaded: {str(error).strip().splitlines()[0]}") from error
+    except (OSError, ValueError, RuntimeError, TypeError, SafetensorError, StrictDataclassError) as error:
+        raise _unloadable(model, error) from error
     folder = Path(model)
     if folder.is_dir() and not (folder / "tokenizer_config.json").is_file():
         return loaded, None
-    return loaded, AutoTokenizer.from_pretrained(model)
+    try:
+        return loaded, AutoTokenizer.from_pretrained(model)
+    except Exception as error:  # a damaged tokenizer.json raises a bare Exception
+        raise _unloadable(f"The tokenizer of {model}", error) from error
+
+
+def _unloadable(what: str, error: Exception) -> ConversionError:
+    said = (str(error).strip().splitlines() or [type(error).__name__])[0]
+    return ConversionError(f"{what} cannot be loaded: {said}")
 
 
 def _prove_reduced(

@@ -1,6 +1,7 @@
 """What a reader of another program's checkpoint hands over, and the checks that all readers share."""
 
 import argparse
+import math
 import pickle
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -93,6 +94,45 @@ class ForeignModel:
     losses: list[str] = field(default_factory=list)
     program: Callable[[], Program | None] | None = None
     tensors_read: int = 0
+
+
+def _is_number(value: Any) -> bool:
+    try:  # YAML reads 1e-5 as a string
+        return not isinstance(value, bool) and isinstance(value, int | float | str) and math.isfinite(float(value))
+    except (ValueError, OverflowError):
+        return False
+
+
+_VALUES: dict[str, tuple[str, Callable[[Any], bool]]] = {
+    "size": ("a whole number from 1", lambda value: type(value) is int and 0 < value < 2**31),
+    "whole": ("a whole number", lambda value: type(value) is int and abs(value) < 2**31),
+    "number": ("a number", _is_number),
+    "flag": ("true or false", lambda value: value is None or isinstance(value, bool) or value in (0, 1)),
+    "word": ("a word", lambda value: value is None or isinstance(value, str)),
+    "words": (
+        "a list of words",
+        lambda value: value is None or (isinstance(value, list) and all(isinstance(one, str) for one in value)),
+    ),
+    "section": ("a group of settings", lambda value: value is None or isinstance(value, dict)),
+}
+
+
+def check_values(found: Mapping[str, Any], wanted: Mapping[str, str], where: str) -> None:
+    """Refuse settings of a wrong kind by name, before anything computes with them.
+
+    Args:
+        found (`Mapping`): settings of a file; those that are not there are not looked at.
+        wanted (`Mapping[str, str]`): for a name "size", "whole", "number", "flag", "word", "words" or "section"; null
+            stands for "not given" where it is no number.
+        where (`str`): named in the error, with the section.
+
+    Raises:
+        ConversionError: a value is of another kind.
+    """
+    for name, kind in wanted.items():
+        told, is_right = _VALUES[kind]
+        if name in found and not is_right(found[name]):
+            raise ConversionError(f"{where}: `{name}` is {str(found[name])[:60]!r}, and should be {told}.")
 
 
 class TensorReader:

@@ -2,6 +2,7 @@
 
 import gc
 import importlib
+import os
 from dataclasses import fields
 from pathlib import Path
 from types import ModuleType
@@ -16,6 +17,7 @@ from ..modeling_vaswani import VaswaniForConditionalGeneration
 from ..sharing.folders import whole_folder
 from .foreign import ConversionError, ForeignModel, ImportOptions
 from .proof import compare, default_count, faults, plain_program, proof_sources, quiet_library
+from .recognition import another_kind
 from .report import Report
 
 # The words of the command line, and the modules that read such checkpoints.
@@ -74,12 +76,15 @@ def import_model(
     options = options or ImportOptions()
     module = reader(kind)
     refuse_unused(options, module.OPTIONS, kind)
-    check_target(out, overwrite)
+    check_target(out, overwrite, path)
     if not path.exists():
         raise ConversionError(f"{path} does not exist.")
     if count is not None and count < 1:
         raise ConversionError(f"At least one sentence is needed for the check, not {count}.")
-    foreign: ForeignModel = module.read(path, options)
+    try:
+        foreign: ForeignModel = module.read(path, options)
+    except ConversionError as error:
+        raise ConversionError(f"{error}{another_kind(path, kind)}") from error
     model = build(foreign, path)
     report = Report(
         direction="import",
@@ -114,12 +119,22 @@ def refuse_unused(options: ImportOptions, used: frozenset[str], kind: str) -> No
             raise ConversionError(f"`{one.name}` means nothing to an import of {kind}; its options: {known}.")
 
 
-def check_target(out: Path, overwrite: bool) -> None:
-    """Refuse, before any work, a folder that must not be written.
+def check_target(out: Path, overwrite: bool, source: Path | None = None) -> None:
+    """Refuse, before any work, a folder that must not or cannot be written.
+
+    Args:
+        out (`Path`): the folder to come. overwrite (`bool`): whether an earlier conversion may be replaced.
+        source (`Path`, *optional*): what is converted; it must not lie in a folder that would be replaced.
 
     Raises:
-        ConversionError: it is there already, or is no folder that a conversion made.
+        ConversionError: it is there already, is no folder that a conversion made, holds what is converted, or its
+            parent cannot be written to.
     """
+    parent = out.resolve().parent
+    while not parent.exists():
+        parent = parent.parent
+    if not parent.is_dir() or not os.access(parent, os.W_OK):
+        raise ConversionError(f"{out} cannot be made: {parent} is not a folder that you may write to.")
     if not out.exists():
         return
     if not out.is_dir():
@@ -133,6 +148,8 @@ def check_target(out: Path, overwrite: bool) -> None:
     full = out.resolve()
     if full == Path.cwd() or full in Path.cwd().parents:
         raise ConversionError(f"{out} is the current folder or above it, and is not replaced.")
+    if source is not None and source.exists() and full in (source.resolve(), *source.resolve().parents):
+        raise ConversionError(f"{out} holds what is to be converted, and is not replaced: name another folder.")
 
 
 def build(foreign: ForeignModel, path: Path) -> VaswaniForConditionalGeneration:

@@ -10,7 +10,15 @@ from typing import Any
 
 import torch
 
-from .foreign import ConversionError, ForeignModel, ImportOptions, TensorReader, check_vocabulary, load_torch_file
+from .foreign import (
+    ConversionError,
+    ForeignModel,
+    ImportOptions,
+    TensorReader,
+    check_values,
+    check_vocabulary,
+    load_torch_file,
+)
 from .joeynmt_text import SPECIALS, tokenizer, vocabularies
 
 OPTIONS = frozenset(
@@ -26,6 +34,16 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
     "encoder": {**_COMMON, "type": "recurrent", "num_layers": 8, "num_heads": 4, "layer_norm": "pre"},
     "decoder": {**_COMMON, "type": "transformer", "num_layers": 4, "num_heads": 8, "layer_norm": "post"},
 }
+# What their values must be, and those of a search.
+_SIDE_VALUES = {
+    "type": "word", "num_layers": "size", "num_heads": "size", "hidden_size": "size", "ff_size": "size",
+    "activation": "word", "alpha": "number", "dropout": "number", "layer_norm": "word", "embeddings": "section",
+}  # fmt: skip
+_SEARCH_VALUES = {
+    "beam_size": "size", "alpha": "number", "beam_alpha": "number", "min_output_length": "whole",
+    "max_output_length": "whole", "generate_unk": "flag", "repetition_penalty": "number",
+    "no_repeat_ngram_size": "whole",
+}  # fmt: skip
 # Keys that this architecture has once for both sides.
 _SHARED = ("hidden_size", "ff_size", "num_heads", "activation")
 # Keys of forks for speech: anything but "off" changes the function.
@@ -67,7 +85,9 @@ def read(path: Path, options: ImportOptions) -> ForeignModel:
     rows = tensors["model.shared.weight"].shape[0]
     source_rows = tensors.get("model.encoder.embed_tokens.weight", tensors["model.shared.weight"]).shape[0]
     unused = check_vocabulary(len(target), rows, f"{reader.path} and the target vocabulary")
-    check_vocabulary(len(source), source_rows, f"{reader.path} and the source vocabulary")
+    source_unused = check_vocabulary(len(source), source_rows, f"{reader.path} and the source vocabulary")
+    if source_unused:
+        choices.append(f"{len(source_unused)} rows of the source matrix have no piece and are never read.")
     if unused:
         choices.append(f"{len(unused)} rows of the target matrix have no piece and are never generated.")
     testing = config.get("testing") or {}
@@ -107,12 +127,27 @@ def _read_config(folder: Path, options: ImportOptions) -> tuple[Path, dict[str, 
         raise ConversionError(f"{where} is not a file. JoeyNMT's settings are needed: give them with --config.")
     try:
         config = yaml.safe_load(where.read_text(encoding="utf-8"))
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise ConversionError(f"{where} cannot be read as YAML: {' '.join(str(error).split())}") from error
     for section in ("model", "data"):
         if not isinstance(config, dict) or not isinstance(config.get(section), dict):
             raise ConversionError(f"{where} has no section `{section}`, so it is no configuration of JoeyNMT.")
+    _check_values(config, str(where))
     return where, config
+
+
+def _check_values(config: dict[str, Any], where: str) -> None:
+    check_values(config, {"testing": "section", "training": "section"}, where)
+    check_values(config.get("training") or {}, {"label_smoothing": "number"}, f"{where}, `training`")
+    check_values(config.get("testing") or {}, _SEARCH_VALUES, f"{where}, `testing`")
+    model = config["model"]
+    check_values(model, {"encoder": "section", "decoder": "section", "tied_embeddings": "flag"}, f"{where}, `model`")
+    check_values(model, {"tied_softmax": "flag", "initializer": "word"}, f"{where}, `model`")
+    for side in _DEFAULTS:
+        given = model.get(side) or {}
+        check_values(given, _SIDE_VALUES, f"{where}, `model.{side}`")
+        inner = given.get("embeddings") or {}
+        check_values(inner, {"embedding_dim": "size", "scale": "flag"}, f"{where}, `model.{side}.embeddings`")
 
 
 def _architecture(model: dict[str, Any], sides: dict[str, dict[str, Any]], where: Path, choices: list[str]) -> dict:

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from .foreign import ConversionError, ImportOptions
+from .foreign import ConversionError, ImportOptions, check_values
 
 SPECIALS = {"unk": "<unk>", "pad": "<pad>", "bos": "<s>", "eos": "</s>"}
 
@@ -40,14 +40,26 @@ def vocabularies(
     Raises:
         ConversionError: a file that is missing or damaged, a repeated piece, prompts, ids that differ by side.
     """
+    names = {
+        "special_symbols": "section",
+        "level": "word",
+        "lowercase": "flag",
+        "src_vocab": "word",
+        "trg_vocab": "word",
+    }
+    check_values(data, names, f"{where}, `data`")
     symbols = data.get("special_symbols") or {}
-    special = {name: symbols.get(f"{name}_token", piece) for name, piece in SPECIALS.items()}
+    names = {**{f"{name}_token": "word" for name in (*SPECIALS, "sep")}, "lang_tags": "words"}
+    check_values(symbols, names, f"{where}, `data.special_symbols`")
+    special = {name: symbols.get(f"{name}_token") or piece for name, piece in SPECIALS.items()}
     if symbols.get("sep_token"):
         special["sep"] = symbols["sep_token"]
     special |= {f"language tag {tag}": tag for tag in symbols.get("lang_tags") or []}
     found: list[list[str]] = []
     for side, given in (("src", options.source_vocab), ("trg", options.target_vocab)):
         settings = _side(data, side)
+        names = {"voc_file": "word", "level": "word", "lowercase": "flag", "tokenizer_cfg": "section"}
+        check_values(settings, {**names, "tokenizer_type": "word", "normalize": "flag"}, f"{where}, `data.{side}`")
         if settings.get("has_prompt"):
             raise ConversionError(
                 f"{where}: `data.{side}.has_prompt` is on; this architecture has no prompt embeddings."
@@ -68,7 +80,7 @@ def _read_vocabulary(file: Path, special: list[str]) -> list[str]:
     if not file.is_file():
         raise ConversionError(f"{file} is not a file. Give the vocabularies with --source-vocab and --target-vocab.")
     try:
-        with file.open(encoding="utf-8", newline="\n") as stream:
+        with file.open(encoding="utf-8-sig", newline="\n") as stream:
             lines = stream.read().split("\n")
     except UnicodeDecodeError as error:
         raise ConversionError(f"{file} is not UTF-8 text, so it is no vocabulary ({error}).") from error
@@ -76,6 +88,8 @@ def _read_vocabulary(file: Path, special: list[str]) -> list[str]:
         lines.pop()
     if lines and all(line.endswith("\r") for line in lines):
         lines = [line[:-1] for line in lines]
+    if not lines:
+        raise ConversionError(f"{file} is empty, so it is no vocabulary.")
     seen: dict[str, int] = {}
     for number, line in enumerate(lines, start=1):
         if line in seen:
@@ -146,7 +160,9 @@ def tokenizer(
     pretokenizers = [str(one.get("pretokenizer", "none")).lower() for one in settings]
     if options.moses or "moses" in pretokenizers:
         languages = (options.source_language or sides[0].get("lang"), options.target_language or sides[1].get("lang"))
-        found["moses"] = (str(languages[0] or "en"), str(languages[1] or "en"))
+        if not all(isinstance(one, str) for one in languages):
+            raise ConversionError("Moses' tokenisation needs `source_language` and `target_language`, as in en and de.")
+        found["moses"] = languages
         found["moses_normalize"] = normalize[0]
         if not options.moses and pretokenizers[0] != pretokenizers[1]:
             losses.append("text: JoeyNMT ran Moses' scripts on one side, the tokenizer runs them on both.")

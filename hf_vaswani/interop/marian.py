@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from huggingface_hub.errors import StrictDataclassError
 
 from ..modeling_vaswani import sinusoid_table
 from . import marian_npz
@@ -94,7 +95,7 @@ def _config(path: Path) -> dict[str, Any]:
     file = path / "config.json"
     try:
         raw = json.loads(file.read_text(encoding="utf-8"))
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:
         raise ConversionError(f"{file} is not JSON: {error}.") from error
     kind = raw.get("model_type") if isinstance(raw, dict) else None
     if kind != "marian":
@@ -151,9 +152,12 @@ def _architecture(raw: dict[str, Any], path: Path, losses: list[str]) -> dict[st
         if raw.get(name) is not None and raw[name] not in allowed:
             raise refuse(name)
     architectures = raw.get("architectures") or ["MarianMTModel"]
-    if "MarianMTModel" not in architectures:
+    if not isinstance(architectures, list) or "MarianMTModel" not in architectures:
         raise refuse("architectures", "not a whole translation model")
-    known = MarianConfig(**{k: v for k, v in raw.items() if k in MarianConfig.__dataclass_fields__})
+    try:
+        known = MarianConfig(**{k: v for k, v in raw.items() if k in MarianConfig.__dataclass_fields__})
+    except (StrictDataclassError, TypeError, ValueError, AttributeError) as error:
+        raise ConversionError(f"{path / 'config.json'}: {' '.join(str(error).split())}") from error
     for name in ("attention_heads", "ffn_dim"):
         if getattr(known, f"encoder_{name}") != getattr(known, f"decoder_{name}"):
             raise ConversionError(
@@ -321,7 +325,7 @@ def _generation(path: Path, raw: dict[str, Any]) -> dict[str, Any]:
     if (path / "generation_config.json").is_file():
         try:
             settings = GenerationConfig.from_pretrained(path)
-        except (OSError, ValueError) as error:
+        except Exception as error:  # the library raises whatever wrong values lead to
             raise ConversionError(f"{path / 'generation_config.json'} cannot be used: {error}") from error
     else:  # older folders have these among the options of the model, where today's class does not look
         known = GenerationConfig().to_dict()

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 import yaml
 
-from .foreign import UNUSED_ROW_BIAS, ConversionError, ForeignModel, ImportOptions, TensorReader
+from .foreign import UNUSED_ROW_BIAS, ConversionError, ForeignModel, ImportOptions, TensorReader, check_values
 from .marian_vocabulary import PAD, MarianVocabulary
 
 OPTIONS = frozenset(
@@ -49,6 +49,22 @@ _ALLOWED: dict[str, tuple[Any, ...]] = {
     "factors-dim-emb": (0,),
     "special-vocab": ([],),
 }
+# What the values of others must be, and those of a search.
+_VALUES = {
+    "dim-emb": "size", "enc-depth": "size", "dec-depth": "size", "transformer-heads": "size",
+    "transformer-dim-ffn": "size", "input-types": "words", "tied-embeddings": "flag", "tied-embeddings-all": "flag",
+    "tied-embeddings-src": "flag", "output-omit-bias": "flag", "transformer-no-projection": "flag",
+    "transformer-ffn-activation": "word",
+}  # fmt: skip
+_SEARCH_VALUES = {
+    "beam-size": "size", "normalize": "number", "word-penalty": "number", "max-length-factor": "number",
+    "allow-unk": "flag", "allow-special": "flag", "vocabs": "words",
+}  # fmt: skip
+# What else marian-decoder may be told, and what is not carried over then.
+_SEARCH_LOSSES = {
+    "shortlist": "the list of likely words (`shortlist`) only makes Marian faster; all words are tried here",
+    "output-sampling": "`output-sampling`: Marian draws words at random; here the most probable are taken",
+}
 _NORMS = {"self_attn": "self_Wo", "encoder_attn": "context_Wo", "feed_forward": "ffn_ffn"}
 _ATTENTION = {"q_proj": "q", "k_proj": "k", "v_proj": "v", "out_proj": "o"}
 _CONTROL = re.compile(r"<0x[01][0-9A-F]>")  # bytes that are control characters
@@ -72,6 +88,10 @@ def read(path: Path, options: ImportOptions) -> ForeignModel:
     tensors, model = _open(path, options)
     choices: list[str] = []
     losses: list[str] = []
+    kinds = {str(tensor.dtype).removeprefix("torch.") for tensor in tensors.values()} - {"float32"}
+    if kinds:
+        choices.append(f"Weights of type {', '.join(sorted(kinds))} became float32.")
+        tensors = {name: tensor.float() for name, tensor in tensors.items()}
     config = _architecture(model, tensors, path, choices)
     settings = _settings(path, options)
     reader = TensorReader(tensors, path)
@@ -126,8 +146,8 @@ def find_model(path: Path) -> Path:
         return found[0]
     if path.suffix == ".bin":
         raise ConversionError(
-            f"{path.name} is in Marian's binary format (.bin), in which weights are packed or rounded to 8 or 16 bits "
-            f"for one kind of machine. Convert the .npz that it was made from by marian-conv; there is no way back."
+            f"{path.name} is no .npz. In Marian's own binary format (.bin) weights are packed or rounded to 8 or 16 "
+            "bits for one kind of machine. Convert the .npz that it was made from by marian-conv; there is no way back."
         )
     if path.name.endswith(".optimizer.npz"):
         raise ConversionError(f"{path} holds the optimizer's state; the model is beside it, without `.optimizer`.")
@@ -136,12 +156,14 @@ def find_model(path: Path) -> Path:
 
 def _open(path: Path, options: ImportOptions) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
     """Tensors and options of a model file."""
+    if not path.exists():
+        raise ConversionError(f"{path} does not exist.")
+    if not zipfile.is_zipfile(path):
+        raise ConversionError(f"{path} is not an .npz of Marian, or is damaged or cut off (it is no archive).")
     try:
         with np.load(path, allow_pickle=False) as archive:
             arrays = {name: archive[name] for name in archive.files}
-    except FileNotFoundError as error:
-        raise ConversionError(f"{path} does not exist.") from error
-    except (zipfile.BadZipFile, ValueError, OSError, EOFError, KeyError, AttributeError) as error:
+    except Exception as error:  # a damaged archive fails in any way, a false size by asking for too much memory
         raise ConversionError(f"{path} is not an .npz of Marian, or is damaged or cut off ({error}).") from error
     stored = arrays.pop(_CONFIG_ENTRY, None)
     if stored is not None:
@@ -156,18 +178,23 @@ def _open(path: Path, options: ImportOptions) -> tuple[dict[str, torch.Tensor], 
             )
         model = _yaml(beside.read_bytes(), str(beside))
     for name, array in arrays.items():
+        if not isinstance(array, np.ndarray):
+            raise ConversionError(f"{path}: {name!r} is no array, so Marian did not write this file.")
         if array.dtype.kind != "f":
             raise ConversionError(
                 f"{path}: {name!r} holds {array.dtype} numbers, so this model is quantized. Convert the one in float32 "
                 "that it was made from."
             )
-    return {name: torch.from_numpy(array) for name, array in arrays.items()}, model
+    return {
+        name: torch.from_numpy(array.astype(array.dtype.newbyteorder("="), copy=False))
+        for name, array in arrays.items()
+    }, model
 
 
 def _yaml(content: bytes, where: str) -> dict[str, Any]:
     try:
         found = yaml.safe_load(content.decode("utf-8"))
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise ConversionError(f"{where} is not YAML: {error}") from error
     if not isinstance(found, dict):
         raise ConversionError(f"{where} holds no options.")
@@ -183,6 +210,7 @@ def _settings(path: Path, options: ImportOptions) -> dict[str, Any]:
     given = _yaml(found.read_bytes(), str(found)) if found is not None else {}
     if found is not None and found == beside[2]:  # training options: those of its search are for validation
         given = {key: value for key, value in given.items() if key in ("vocabs", "relative-paths")}
+    check_values(given, _SEARCH_VALUES, str(found))
     return {**_SEARCH, **given, "folder": found.parent if found is not None else path.parent, "file": found}
 
 
@@ -195,17 +223,20 @@ def _architecture(
     def refuse(name: str, why: str = "which this architecture does not have") -> ConversionError:
         return ConversionError(f"{path}: `{name}` is {model.get(name)!r}, {why}. Nothing was converted.")
 
+    check_values(model, _VALUES, str(path))
     for name, allowed in _ALLOWED.items():
         value = model.get(name)
         if value is not None and value not in allowed:
             raise refuse(name)
     if any(kind != "sequence" for kind in model.get("input-types") or []):
         raise refuse("input-types", "and only text (`sequence`) is read here")
-    sizes = model.get("dim-vocabs") or []
-    if len(sizes) != 2:
+    sizes = model.get("dim-vocabs")
+    if not isinstance(sizes, list) or len(sizes) != 2:
         raise refuse("dim-vocabs", "and one source and one target are needed")
+    for size in sizes:
+        check_values({"dim-vocabs": size}, {"dim-vocabs": "size"}, str(path))
     for name in ("dim-emb", "enc-depth", "dec-depth", "transformer-heads", "transformer-dim-ffn"):
-        if not isinstance(model.get(name), int):
+        if name not in model:
             raise ConversionError(f"{path}: the option `{name}` is missing.")
     if model.get("transformer-decoder-dim-ffn") not in (None, 0, model["transformer-dim-ffn"]):
         raise refuse("transformer-decoder-dim-ffn", "but both sides need one size")
@@ -316,6 +347,8 @@ def _weights(
     config.update(tie_word_embeddings=is_tied, tie_encoder_decoder_embeddings=one_input)
 
     tied = model.get("transformer-tied-layers") or list(range(1, config["decoder_layers"] + 1))
+    if not isinstance(tied, list) or any(type(one) is not int for one in tied):
+        raise ConversionError(f"{reader.path}: `transformer-tied-layers` is {tied!r}, and should list numbers.")
     if len(tied) != config["decoder_layers"]:
         raise ConversionError(f"{reader.path}: `transformer-tied-layers` is {tied}, but `dec-depth` is {len(tied)}.")
     stacks = {"encoder": list(range(1, config["encoder_layers"] + 1)), "decoder": tied}
@@ -361,6 +394,9 @@ def _search(
     read: Callable[[str], float] = lambda name: float(settings[name])  # noqa: E731
     if read("word-penalty"):
         losses.append(f"`word-penalty` {settings['word-penalty']}: there is no bonus for each word here.")
+    losses += [f"Search: {told}." for name, told in _SEARCH_LOSSES.items() if settings.get(name)]
+    if isinstance(models := settings.get("models"), list) and len(models) > 1:
+        losses.append(f"Search: the settings name {len(models)} models that vote together; this is one of them alone.")
     losses.append(
         f"Marian lets a translation be {settings['max-length-factor']} times as long as its source, here it may be 50 "
         "pieces longer; and its beam grows narrower with each hypothesis that ends."

@@ -15,7 +15,7 @@ from .foreign import ConversionError, ImportOptions, check_vocabulary
 PAD = "<pad>"
 # Names of the two special words, and those that Nematus used at ids 0 and 1.
 _END, _UNKNOWN = ("</s>", "eos"), ("<unk>", "UNK")
-_LINE = re.compile(r"(?P<word>.*?)[ \t]*:[ \t]+(?P<id>[0-9]+)[ \t]*")
+_LINE = re.compile(r"(?P<word>.*?)[ \t]*:[ \t]+(?P<id>[0-9]{1,15})[ \t]*")
 _ESCAPES = {
     "0": "\0", "a": "\a", "b": "\b", "t": "\t", "\t": "\t", "n": "\n", "v": "\v", "f": "\f", "r": "\r", "e": "\x1b",
     " ": " ", '"': '"', "/": "/", "\\": "\\", "N": "\x85", "_": "\xa0", "L": "\u2028", "P": "\u2029",
@@ -36,7 +36,7 @@ def read_vocabulary(path: Path) -> list[str]:
     if path.suffix == ".fsv":
         raise ConversionError(f"{path} is a factored vocabulary (.fsv), which this architecture does not have.")
     try:
-        text = path.read_text(encoding="utf-8")
+        text = path.read_bytes().decode("utf-8-sig")
     except OSError as error:
         raise ConversionError(f"The vocabulary {path} cannot be read: {error.strerror or error}.") from error
     except UnicodeDecodeError as error:
@@ -80,7 +80,9 @@ def _json_entries(path: Path, text: str) -> list[tuple[str, int, int]]:
         pairs = json.loads(text, object_pairs_hook=list)
     except json.JSONDecodeError as error:
         raise ConversionError(f"{path}, line {error.lineno}: {error.msg}; it begins like JSON.") from error
-    if not pairs or not all(isinstance(number, int) and number >= 0 for _, number in pairs):
+    except (ValueError, RecursionError) as error:
+        raise ConversionError(f"{path} begins like JSON, but cannot be read: {error}.") from error
+    if not pairs or not all(type(number) is int and number >= 0 for _, number in pairs):
         raise ConversionError(f"{path} must hold words and their ids, whole numbers from 0, and nothing else.")
     return [(word, number, 0) for word, number in pairs]
 
@@ -115,7 +117,10 @@ def _unquoted(path: Path, line: int, word: str) -> str:
     def plain(match: re.Match) -> str:
         code = match[1]
         if len(code) > 1:
-            return chr(int(code[1:], 16))
+            number = int(code[1:], 16)
+            if number > 0x10FFFF or 0xD800 <= number < 0xE000:
+                raise ConversionError(f"{path}, line {line}: \\{code} is no character, in {word[:60]}.")
+            return chr(number)
         if code not in _ESCAPES:
             raise ConversionError(f"{path}, line {line}: \\{code} is no escape of YAML, in {word[:60]}.")
         return _ESCAPES[code]
@@ -295,7 +300,9 @@ class MarianVocabulary:
         def filled(words: list[str]) -> list[str]:
             return [*words, *(f"<unused {n}>" for n in range(len(words), pad)), PAD]
 
-        moses = (options.source_language or "en", options.target_language or "en") if options.moses else None
+        if options.moses and not (options.source_language and options.target_language):
+            raise ConversionError("`moses` needs `source_language` and `target_language`, as in en and de.")
+        moses = (options.source_language or "", options.target_language or "") if options.moses else None
         return build_tokenizer(
             filled(self.source),
             None if target is None else filled(target),

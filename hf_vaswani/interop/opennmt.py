@@ -13,7 +13,15 @@ from typing import Any
 
 import torch
 
-from .foreign import ConversionError, ForeignModel, ImportOptions, TensorReader, check_vocabulary, load_torch_file
+from .foreign import (
+    ConversionError,
+    ForeignModel,
+    ImportOptions,
+    TensorReader,
+    check_values,
+    check_vocabulary,
+    load_torch_file,
+)
 from .joeynmt import check_sinusoid
 
 OPTIONS = frozenset(
@@ -54,6 +62,12 @@ _MEANINGS = {
     ("self_attn_type", "average"): "averaging in place of self-attention",
     ("model_task", "lm"): "a language model without encoder",
 }
+# What the values of further options must be; rates are lists where they may change during training.
+_VALUES = {
+    "heads": "size", "enc_layers": "size", "dec_layers": "size", "transformer_ff": "size", "norm_eps": "number",
+    "label_smoothing": "number", "share_embeddings": "flag", "share_decoder_embeddings": "flag",
+    "src_subword_model": "word", "tgt_subword_model": "word", "transforms": "words",
+}  # fmt: skip
 # Steps on text that change what a source looks like, beyond splitting it into pieces.
 _TEXT_STEPS = ("normalize", "uppercase", "docify", "terminology", "fuzzymatch", "inlinetags", "prefix", "suffix")
 _ATTENTION = {
@@ -187,10 +201,17 @@ def _open(path: Path, choices: list[str]) -> tuple[TensorReader, dict[str, Any],
     if missing:
         held = ", ".join(map(str, list(loaded)[:12])) if isinstance(loaded, Mapping) else type(loaded).__name__
         raise ConversionError(f"{path} has no `{missing[0]}`, so OpenNMT-py did not write it; it holds: {held}.")
-    opt = loaded["opt"] if isinstance(loaded["opt"], dict) else vars(loaded["opt"])
-    tensors = dict(loaded.get("model") or {})
+    opt = vars(loaded["opt"]) if isinstance(loaded["opt"], Namespace) else loaded["opt"]
+    for key, value in {**loaded, "opt": opt}.items():
+        if key in ("opt", "model", "generator") and not isinstance(value, Mapping):
+            raise ConversionError(f"{path}: `{key}` holds no names with values, so OpenNMT-py did not write it.")
+    check_values(opt, _VALUES, f"{path}, options")
+    for name in ("dropout", "attention_dropout"):
+        value = opt.get(name, 0.0)
+        check_values({name: value[0] if isinstance(value, list) and value else value}, {name: "number"}, str(path))
+    tensors = dict(loaded.get("model", {}))
     if "model" in loaded:
-        tensors |= {f"generator.{name}": value for name, value in (loaded.get("generator") or {}).items()}
+        tensors |= {f"generator.{name}": value for name, value in loaded.get("generator", {}).items()}
     else:
         from safetensors.torch import load_file
 
@@ -222,7 +243,7 @@ def _refuse(opt: dict[str, Any], heads: int, path: Path) -> None:
         if value is None and default in allowed:
             continue
         if value not in allowed:
-            meaning = _MEANINGS.get((name, value if not isinstance(value, list) else None))
+            meaning = _MEANINGS.get((name, value if isinstance(value, int | str) else None))
             told = f"{value!r}, {meaning}" if meaning else repr(value)
             raise ConversionError(f"{path}: `{name}` is {told}, which this architecture does not have.")
     if opt.get("num_kv") not in (None, 0, heads):
@@ -231,8 +252,10 @@ def _refuse(opt: dict[str, Any], heads: int, path: Path) -> None:
 
 def _vocabularies(saved: Any, path: Path) -> dict[str, dict[str, Any]]:
     """Pieces in the order of their ids, and what is put around them: plain lists, or fields of torchtext."""
-    if isinstance(saved, (list, tuple)):
+    if isinstance(saved, (list, tuple)) and all(isinstance(one, tuple) and len(one) == 2 for one in saved):
         saved = dict(saved)
+    if not isinstance(saved, Mapping):
+        raise ConversionError(f"{path}: `vocab` holds no vocabularies, so OpenNMT-py did not write it.")
     if saved.get("data_task", "seq2seq") != "seq2seq":
         raise ConversionError(f"{path}: `data_task` is {saved['data_task']!r}, a language model without encoder.")
     if saved.get("src_feats"):
@@ -248,6 +271,7 @@ def _vocabularies(saved: Any, path: Path) -> dict[str, dict[str, Any]]:
         pieces = field if isinstance(field, list) else getattr(getattr(field, "vocab", field), "itos", None)
         if not isinstance(pieces, list):
             raise ConversionError(f"{path}: no list of words was found for the side {side!r} of its vocabulary.")
+        pieces = [str(piece) for piece in pieces]
         twice = [piece for piece, count in Counter(pieces).items() if count > 1]
         if twice:
             raise ConversionError(f"{path}: the {side} vocabulary has {twice[0]!r} more than once.")
@@ -255,7 +279,7 @@ def _vocabularies(saved: Any, path: Path) -> dict[str, dict[str, Any]]:
         if side == "tgt":
             before, after = before or start, _EOS
         sides[side] = {
-            "pieces": [str(piece) for piece in pieces],
+            "pieces": pieces,
             "start": before,
             "suffix": (after,) if after else (),
             "lowercase": bool(getattr(field, "lower", False)),
@@ -362,6 +386,8 @@ def _tokenizer(
     steps = [one for one in transforms if one in _TEXT_STEPS]
     if steps:
         losses.append(f"text: the steps {', '.join(steps)} of training are not carried over.")
+    if options.moses and not (options.source_language and options.target_language):
+        raise ConversionError("`moses` needs `source_language` and `target_language`, as in en and de.")
     source, target = sides["src"]["pieces"], sides["tgt"]["pieces"]
     return build_tokenizer(
         source,
@@ -374,7 +400,7 @@ def _tokenizer(
         source_prefix=(sides["src"]["start"],) if sides["src"]["start"] else (),
         source_suffix=sides["src"]["suffix"],
         target_suffix=sides["tgt"]["suffix"],
-        moses=(options.source_language or "en", options.target_language or "en") if options.moses else None,
+        moses=(options.source_language or "", options.target_language or "") if options.moses else None,
         lowercase=options.lowercase or sides["src"]["lowercase"],
         **text,
     )

@@ -43,7 +43,7 @@ def proof_sources(
         count (`int`): how many.
 
     Raises:
-        ConversionError: the user's lines are none.
+        ConversionError: the user's lines are none, or hold nothing that the tokenizer knows.
     """
     if sentences is not None:
         lines = [line for line in (read_lines(sentences) if isinstance(sentences, Path) else sentences) if line.strip()]
@@ -61,11 +61,15 @@ def proof_sources(
         return _random_sources(config, count), "random ids"
     most = min(_MOST_COLUMNS, config.max_position_embeddings)
     encoded = [tokenizer(line)["input_ids"][:most] for line in lines]
-    unknown = config.unk_token_id
+    # A source vocabulary of its own may have another unknown piece than config.json, which speaks of the target.
+    unknown = config.unk_token_id if tokenizer.unk_token_id is None else tokenizer.unk_token_id
     known = [ids for ids in encoded if ids and (unknown is None or ids.count(unknown) <= len(ids) / 4)]
     if sentences is None and len(known) < count:
         drawn = _random_sources(config, count - len(known))
         return known + drawn, f"{len(known)} {origin}, {len(drawn)} of random ids" if known else "random ids"
+    encoded = [ids for ids in encoded if ids]
+    if not encoded:
+        raise ConversionError(f"No line of {origin} has a piece of this vocabulary to check the conversion with.")
     return encoded, origin
 
 
@@ -131,6 +135,8 @@ def own_search(model: Any, sources: list[list[int]], beams: int) -> list[list[in
     ends = set(end if isinstance(end, list) else [end])
     found: list[list[int]] = []
     settings: dict[str, Any] = {"num_beams": beams, "max_new_tokens": _limit(model.config)}
+    # A model's own settings may ask for samples or for several outputs, which cannot be compared.
+    settings |= {"do_sample": False, "num_return_sequences": 1}
     if beams > 1:
         settings["early_stopping"] = "never"
     for (src,) in _batches(_BATCH, sources):
@@ -215,7 +221,8 @@ def compare(
         theirs = program.logits(src, tgt)
         for own, other in zip(own_logits(model, src, tgt), theirs, strict=True):
             other = np.asarray(other)[: len(own)]
-            difference = max(difference, float(np.abs(own - other).max()) if np.isfinite(own).all() else float("inf"))
+            gap = float(np.abs(own - other).max())
+            difference = max(difference, gap if np.isfinite(gap) else float("inf"))  # max() would pass over a NaN
             best = np.partition(other, -2, axis=-1)[:, -2:]
             margins.append(best[:, 1] - best[:, 0])
     parity = Parity(program.name, len(sources), origin, logit_difference=difference)

@@ -12,7 +12,15 @@ import torch
 import yaml
 
 from ..modeling_vaswani import sinusoid_table
-from .foreign import ConversionError, ForeignModel, ImportOptions, TensorReader, check_vocabulary, load_torch_file
+from .foreign import (
+    ConversionError,
+    ForeignModel,
+    ImportOptions,
+    TensorReader,
+    check_values,
+    check_vocabulary,
+    load_torch_file,
+)
 
 OPTIONS = frozenset(
     {"config", "source_vocab", "target_vocab", "codes", "source_spm", "target_spm", "source_language",
@@ -51,6 +59,18 @@ _NEEDED: dict[str, dict[str, tuple[Any, ...]]] = {
         "use_glu": (False,),
     },
 }
+# What the values of the others must be.
+_VALUES = {
+    "": {"vocab_source_size": "size", "vocab_target_size": "size", "config_data": "section"},
+    **{
+        f"config_{side}": {
+            "model_size": "size", "attention_heads": "size", "feed_forward_num_hidden": "size", "num_layers": "size",
+            "preprocess_sequence": "word", "postprocess_sequence": "word", "dropout_prepost": "number",
+            "dropout_attention": "number", "dropout_act": "number",
+        }
+        for side in ("encoder", "decoder")
+    },
+}  # fmt: skip
 # What encoder and decoder must have in common, as this architecture has one value for both.
 _SHARED = ("model_size", "attention_heads", "feed_forward_num_hidden", "act_type", "positional_embedding_type")
 
@@ -154,7 +174,7 @@ def _read_config(path: Path) -> dict[str, Any]:
         raise ConversionError(f"{path} does not exist: is {path.parent} a model folder of Sockeye?")
     try:
         config = yaml.load(path.read_text(encoding="utf-8"), Loader=_PlainLoader)
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise ConversionError(f"{path} is no configuration of Sockeye ({' '.join(str(error).split())}).") from error
     sections = ("config_encoder", "config_decoder", "config_embed_source", "config_embed_target")
     if not isinstance(config, dict) or not all(isinstance(config.get(name), dict) for name in sections):
@@ -168,6 +188,11 @@ def _read_config(path: Path) -> dict[str, Any]:
             if name not in (config[section] if section else config):
                 where = f" under `{section}`" if section else ""
                 raise ConversionError(f"{path} has no `{name}`{where}, so it is none of a Sockeye Transformer.")
+    for section, values in _VALUES.items():
+        check_values(config[section] if section else config, values, f"{path}, `{section}`" if section else str(path))
+    check_values(config.get("config_data") or {}, {"data_statistics": "section"}, f"{path}, `config_data`")
+    statistics = (config.get("config_data") or {}).get("data_statistics") or {}
+    check_values(statistics, {"length_ratio_mean": "number", "length_ratio_std": "number"}, f"{path}, statistics")
     return config
 
 
@@ -222,7 +247,7 @@ def _search_losses(config: dict[str, Any]) -> list[str]:
     losses = ["Beam search: Sockeye keeps finished hypotheses in the beam until all have finished; here it ends then."]
     statistics = (config.get("config_data") or {}).get("data_statistics") or {}
     if "length_ratio_mean" in statistics and "length_ratio_std" in statistics:
-        ratio = statistics["length_ratio_mean"] + 2 * statistics["length_ratio_std"]
+        ratio = float(statistics["length_ratio_mean"]) + 2 * float(statistics["length_ratio_std"])
         losses.append(f"A translation had at most {ratio:.2f} times its source's tokens; here it has 50 more at most.")
     return losses
 
@@ -230,7 +255,9 @@ def _search_losses(config: dict[str, Any]) -> list[str]:
 # --------------------------------------------------------------------------- files
 def _load(params: Path, folder: Path) -> dict[str, torch.Tensor]:
     version_path = folder / "version"
-    version = version_path.read_text(encoding="utf-8").strip() if version_path.is_file() else "unknown"
+    version = (
+        version_path.read_text(encoding="utf-8", errors="replace").strip() if version_path.is_file() else "unknown"
+    )
     if not params.is_file():
         raise ConversionError(f"{params} does not exist; name another file of parameters, as in params.00012.")
     with params.open("rb") as file:
@@ -263,8 +290,10 @@ def _pieces(path: Path) -> list[str]:
         return seen
 
     try:
-        found = json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=once)
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        found = json.loads(path.read_text(encoding="utf-8-sig"), object_pairs_hook=once)
+    except ConversionError:
+        raise
+    except (ValueError, RecursionError) as error:
         raise ConversionError(f"{path} is not JSON ({error}).") from error
     if not isinstance(found, dict) or not all(type(number) is int for number in found.values()):
         raise ConversionError(f"{path} is no mapping of pieces to numbers.")

@@ -10,6 +10,7 @@ from typing import Any
 import yaml
 
 from .foreign import ConversionError, check_vocabulary
+from .vocabulary import SEGMENTATIONS
 
 # The keys of a mapping file: type, and default (`...`: must be there).
 _KEYS: dict[str, tuple[type | tuple[type, ...], Any]] = {
@@ -30,7 +31,7 @@ _ACTIVATIONS = ("relu", "gelu", "silu", "tanh")
 def read_mapping(path: Path) -> dict[str, Any]:
     try:
         found = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+    except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
         raise ConversionError(f"{path} is not a YAML file ({error}).") from error
     if not isinstance(found, dict):
         raise ConversionError(f"{path} is not a mapping of keys to values.")
@@ -48,10 +49,23 @@ def read_mapping(path: Path) -> dict[str, Any]:
         ):  # YAML reads 1e-5 as a string
             with contextlib.suppress(ValueError):
                 value = float(value)
-        if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
+        is_odd = kind is int and (type(value) is not int or not 0 <= value < 2**31)
+        if is_odd or not isinstance(value, kind):
             raise ConversionError(f"{path}: `{key}` is {value!r}, which is not what belongs there.")
         mapping[key] = value
-    choices = {"positions": _POSITIONS, "activation": _ACTIVATIONS, "position_exponent": ("2i/d", "2i/(d-2)")}
+    if mapping["heads"] < 1:
+        raise ConversionError(f"{path}: `heads` is {mapping['heads']}, and must be at least 1.")
+    for key in ("source_prefix", "source_suffix", "moses"):
+        if not all(isinstance(one, str) for one in mapping[key] or ()):
+            raise ConversionError(f"{path}: `{key}` is {mapping[key]!r}, and should be a list of words.")
+    if mapping["moses"] is not None and len(mapping["moses"]) != 2:
+        raise ConversionError(f"{path}: `moses` is {mapping['moses']!r}, and should name source and target language.")
+    choices = {
+        "positions": _POSITIONS,
+        "segmentation": SEGMENTATIONS,
+        "activation": _ACTIVATIONS,
+        "position_exponent": ("2i/d", "2i/(d-2)"),
+    }
     for key, allowed in choices.items():
         if mapping[key] not in allowed:
             raise ConversionError(f"{path}: `{key}` is {mapping[key]!r}; this architecture has {', '.join(allowed)}.")
@@ -88,11 +102,11 @@ def _list(given: Any, folder: Path, where: str) -> list[str]:
         where = str(path)
         try:
             text = path.read_bytes().decode("utf-8-sig")
-            given = json.loads(text) if path.suffix == ".json" else text.removesuffix("\n").split("\n")
-        except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+            given = json.loads(text, object_pairs_hook=_once) if path.suffix == ".json" else _lines(text)
+        except (OSError, ValueError, RecursionError) as error:
             raise ConversionError(f"{path} cannot be read as pieces: {error}.") from error
     if isinstance(given, dict):  # pieces to ids
-        if sorted(given.values(), key=str) != sorted(range(len(given)), key=str):
+        if any(type(one) is not int for one in given.values()) or sorted(given.values()) != list(range(len(given))):
             raise ConversionError(f"{where}: the ids are not 0 to {len(given) - 1}, each once.")
         ids = given
         given = sorted(ids, key=lambda piece: ids[piece])
@@ -106,6 +120,21 @@ def _list(given: Any, folder: Path, where: str) -> list[str]:
             raise ConversionError(f"{where}: the piece {piece!r} has the ids {seen[piece]} and {number}.")
         seen[piece] = number
     return given
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for piece, number in pairs:
+        if piece in found:
+            raise ValueError(f"{piece!r} stands there twice, with {found[piece]} and {number}")
+        found[piece] = number
+    return found
+
+
+def _lines(text: str) -> list[str]:
+    """Only a line feed ends a line; a carriage return before each of them is another system's way to end one."""
+    lines = text.removesuffix("\n").split("\n")
+    return [line[:-1] for line in lines] if all(line.endswith("\r") for line in lines) else lines
 
 
 def special_ids(

@@ -245,6 +245,8 @@ def _positions(
     """Learned tables go among the tensors; a stored sinusoid is compared with ours. Returns what the file has."""
     names = mapping["position_table"]
     if isinstance(names, dict):
+        if not all(isinstance(one, str) for one in names.values()):
+            raise ConversionError(f"{where}: `position_table` is {names!r}, and should name tensors.")
         refuse_unknown(names, ("source", "target"), f"{where}, `position_table`")
         if len(names) < 2:
             raise ConversionError(f"{where}: `position_table` names only one of source and target.")
