@@ -5,6 +5,8 @@ Letters of the paper and the fields that hold them: N `encoder_layers`, `decoder
 """
 
 import difflib
+import importlib.util
+import sys
 from typing import Any
 
 from huggingface_hub.dataclasses import strict
@@ -361,3 +363,12 @@ class VaswaniConfig(PreTrainedConfig):
 
 
 VaswaniConfig.register_for_auto_class("AutoConfig")
+
+# CTranslate2's console converter looks our class up in a table of its own and has no hook for packages. With
+# `--trust_remote_code` it runs this file out of the model's folder, which can then bring the loader along.
+if (
+    __name__.startswith("transformers_modules.")
+    and "ctranslate2.converters.transformers" in sys.modules
+    and importlib.util.find_spec("hf_vaswani") is not None
+):
+    importlib.import_module("hf_vaswani.interop.ctranslate2_export").register()

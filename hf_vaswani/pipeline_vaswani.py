@@ -113,7 +113,9 @@ class VaswaniTranslationPipeline(Pipeline):
             raise TypeError(f"Translation needs an encoder-decoder that can generate, not {type(model).__name__}.")
         if tokenizer is None or isinstance(tokenizer, str):
             raise ValueError("Translation needs a tokenizer: pass one, such as `AutoTokenizer.from_pretrained(...)`.")
-        pieces, rows = max(tokenizer.get_vocab().values()) + 1, model.get_input_embeddings().weight.shape[0]
+        # With a vocabulary for each side, the source's ids look rows up in the encoder's own matrix.
+        rows = getattr(model.config, "encoder_vocab_size", None) or model.get_input_embeddings().weight.shape[0]
+        pieces = max(tokenizer.get_vocab().values()) + 1
         if pieces > rows:
             raise ValueError(
                 f"The tokenizer has ids up to {pieces - 1}, but the model has embeddings for {rows} pieces only: they "

@@ -155,6 +155,7 @@ def test_what_the_user_got_wrong_is_one_sentence_and_no_traceback(folder, feed, 
     (tmp_path / "empty").mkdir()
     (tmp_path / "broken").mkdir()
     (tmp_path / "broken" / "config.json").write_text("{")
+    (tmp_path / "broken" / "tokenizer_config.json").write_text("{}")
     for arguments, message in [
         (["translate", "no-such-folder"], "no-such-folder: no such folder."),
         (["translate", str(tmp_path / "gone")], "gone: no such folder."),

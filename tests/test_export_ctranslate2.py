@@ -3,6 +3,7 @@
 import copy
 import gzip
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -256,14 +257,22 @@ def test_positions_end_with_an_error_not_with_a_wrong_translation(byte_tokenizer
 
 
 # ---------------------------------------------------------------------- CTranslate2's own converter
-def test_their_converter_finds_our_class(byte_tokenizer, tmp_path):
+@pytest.mark.parametrize("way", ["its console script", "this package's module"])
+def test_their_converter_finds_our_class(byte_tokenizer, tmp_path, way):
     model = make(byte_tokenizer)
     model.save_pretrained(tmp_path / "model")
     byte_tokenizer.save_pretrained(tmp_path / "model")
-    module = "hf_vaswani.interop.ctranslate2_export"
-    command = [sys.executable, "-m", module, "--model", tmp_path / "model", "--output_dir", tmp_path / "out"]
+    if way == "its console script":  # which runs the code in the folder
+        command = [Path(sys.executable).with_name("ct2-transformers-converter"), "--trust_remote_code"]
+    else:
+        command = [sys.executable, "-m", "hf_vaswani.interop.ctranslate2_export"]
+    command += ["--model", tmp_path / "model", "--output_dir", tmp_path / "out", "--quantization", "float32"]
     done = subprocess.run(
-        [*map(str, command), "--quantization", "float32"], capture_output=True, text=True, check=False
+        list(map(str, command)),
+        capture_output=True,
+        text=True,
+        check=False,
+        env=os.environ | {"HF_MODULES_CACHE": str(tmp_path / "modules")},
     )
     assert done.returncode == 0, done.stderr
     assert_same(model, Ct2Folder(tmp_path / "out"))

@@ -1,11 +1,13 @@
 """Imports and exports as a whole: options, folders, the proof, the report and the two commands."""
 
 import json
+import shutil
 from dataclasses import fields
 
 import numpy as np
 import pytest
 import torch
+from safetensors import SafetensorError
 from transformers import AutoTokenizer, MarianConfig, MarianMTModel
 
 from hf_vaswani import VaswaniConfig, VaswaniForConditionalGeneration, VaswaniTokenizer
@@ -13,7 +15,7 @@ from hf_vaswani.cli import export_model as export_command
 from hf_vaswani.cli import import_model as import_command
 from hf_vaswani.cli.main import build_parser, main
 from hf_vaswani.data.corpus import bundled_pairs
-from hf_vaswani.interop import exporting, importing, marian, proof
+from hf_vaswani.interop import exporting, importing, marian, marian_export, proof
 from hf_vaswani.interop.exporting import export_model
 from hf_vaswani.interop.foreign import (
     UNUSED_ROW_BIAS,
@@ -334,6 +336,12 @@ def test_the_import_command_has_every_option_and_prints_the_report(marian_folder
     assert "is there already" in err
 
 
+def test_a_folder_without_a_tokenizer_says_so_when_text_is_to_be_translated(marian_folder, tmp_path, capsys):
+    import_model("marian", marian_folder, tmp_path / "out", count=2)
+    assert main(["translate", str(tmp_path / "out")]) == 2
+    assert "has no tokenizer" in capsys.readouterr().err
+
+
 def test_the_export_command_checks_with_the_users_own_lines(own_folder, tmp_path, capsys):
     (tmp_path / "lines.txt").write_text("Guten Morgen.\n\nWo ist der Bahnhof?\n")
     out = tmp_path / "out"
@@ -358,3 +366,100 @@ def test_rows_without_a_piece_have_no_probability_and_a_harmless_loss(make_model
     outputs = model(**{**batch, "labels": labels})
     assert outputs.logits.softmax(-1)[..., 36].max() < 1e-30
     assert abs(outputs.loss.item() - before) < 10
+
+
+def test_what_is_converted_is_never_replaced_by_its_own_conversion(own_folder, marian_folder, tmp_path):
+    kept = tmp_path / "kept"
+    shutil.copytree(marian_folder, kept / "inner")
+    for folder in (kept, kept / "inner"):
+        (folder / "conversion.json").write_text("{}")
+        with pytest.raises(ConversionError, match="holds what is to be converted"):
+            import_model("marian", kept / "inner", folder, overwrite=True)
+    shutil.copytree(own_folder, tmp_path / "ours")
+    (tmp_path / "ours" / "conversion.json").write_text("{}")
+    with pytest.raises(ConversionError, match="holds what is to be converted"):
+        export_model("marian", tmp_path / "ours", tmp_path / "ours", overwrite=True)
+    assert (kept / "inner" / "model.safetensors").is_file()
+    assert (tmp_path / "ours" / "model.safetensors").is_file()
+
+
+def test_a_folder_below_a_file_is_refused_before_any_work(marian_folder, tmp_path):
+    (tmp_path / "file").write_text("text")
+    with pytest.raises(ConversionError, match=r"cannot be made: .*file is not a folder"):
+        import_model("marian", marian_folder, tmp_path / "file" / "out")
+
+
+def test_a_program_that_gives_no_numbers_fails_the_check(make_model):
+    model = make_model()
+
+    def nothing(sources, targets):
+        return [np.full((len(target), model.config.vocab_size), np.nan) for target in targets]
+
+    parity = proof.compare(model, Program("broken", nothing), [[5, 6, 1]], "given ids")
+    assert parity.logit_difference == float("inf")
+    assert proof.faults(parity)
+
+
+def test_lines_of_unknown_pieces_only_prove_nothing(make_model):
+    class Strange:
+        unk_token_id = 4
+
+        def __call__(self, line):
+            return {"input_ids": [4] * len(line)}
+
+    config = make_model().config
+    assert config.unk_token_id is None
+    sources, origin = proof.proof_sources(Strange(), config, None, 5)
+    assert origin == "random ids"
+    assert len(sources) == 5
+    with pytest.raises(ConversionError, match="No line of given lines has a piece"):
+        proof.proof_sources(_empty_tokenizer(), config, ["x"], 5)
+
+
+def _empty_tokenizer():
+    class Empty:
+        unk_token_id = None
+
+        def __call__(self, line):
+            return {"input_ids": []}
+
+    return Empty()
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{"do_sample": True}, {"num_return_sequences": 2}, {"forced_prefix_ids": [7]}],
+    ids=lambda settings: next(iter(settings)),
+)
+def test_search_settings_of_the_model_do_not_disturb_the_check(own_folder, tmp_path, settings):
+    shutil.copytree(own_folder, tmp_path / "ours")
+    path = tmp_path / "ours" / "generation_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | settings))
+    parity = export_model("marian", tmp_path / "ours", tmp_path / "out", count=4).parities[0]
+    assert parity.greedy_equal == parity.greedy_compared == 4
+
+
+@pytest.mark.parametrize("damage", ["config", "weights", "tokenizer"])
+def test_a_damaged_model_of_ours_is_one_plain_error(own_folder, tmp_path, damage):
+    folder = shutil.copytree(own_folder, tmp_path / "ours")
+    name, text = {
+        "config": ("config.json", '{"bos_token": "<s>"}'),  # as CTranslate2 writes it
+        "weights": ("model.safetensors", "cut"),
+        "tokenizer": ("tokenizer.json", '{"version": "1.0"}'),
+    }[damage]
+    (folder / name).write_text(text)
+    with pytest.raises(ConversionError, match="cannot be loaded"):
+        export_model("onnx", folder, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("error", [SafetensorError("No space left on device"), OSError(28, "No space left on device")])
+def test_a_full_disk_is_one_plain_sentence_and_nothing_is_kept(own_folder, tmp_path, monkeypatch, capsys, error):
+    def full(model, tokenizer, out):
+        (out / "half").write_text("written")
+        raise error
+
+    monkeypatch.setattr(marian_export, "export", full)
+    assert main(["export", "marian", str(own_folder), str(tmp_path / "out")]) == 2
+    assert "No space left on device. Nothing was kept." in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from transformers import AutoTokenizer
+from transformers import AutoTokenizer, pipeline
 
 from hf_vaswani import VaswaniConfig, VaswaniForConditionalGeneration, VaswaniTokenizer
 from hf_vaswani.interop.ctranslate2_import import OPTIONS, read
@@ -513,6 +513,9 @@ def test_the_arabic_model_writes_its_reference_outputs(references, tmp_path, nam
         assert tokenizer.batch_decode(beam.sequences) == item["beam4"]
         # The program's own sums over a beam differ from its sums over single tokens by 1e-4.
         assert beam.sequences_scores.tolist() == pytest.approx(item["beam4_sum_logprob"], abs=2e-4)
+    # The source has more pieces than the target, which must not look like a tokenizer of another model.
+    translate = pipeline("translation", model=str(tmp_path / "out"), num_beams=1)
+    assert translate(references[0]["source"]) == [{"translation_text": references[0]["greedy"]}]
 
 
 @pytest.mark.parametrize(("name", "tolerance"), [("i16", 0.02), ("i8", 0.05)])

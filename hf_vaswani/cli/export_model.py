@@ -39,6 +39,8 @@ def add_parser(commands: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Carry the command out; the report goes to standard output."""
+    from safetensors import SafetensorError
+
     from ..interop.exporting import export_model
     from ..interop.foreign import ConversionError
 
@@ -57,5 +59,7 @@ def run(args: argparse.Namespace) -> int:
         raise UserError(str(error)) from error
     except OSError as error:
         raise UserError(f"{error.filename or args.out}: {error.strerror or error}. Nothing was kept.") from error
+    except SafetensorError as error:  # what that library makes of a full disk
+        raise UserError(f"{args.out}: {error}. Nothing was kept.") from error
     print(report.text())
     return 0

@@ -50,6 +50,8 @@ def add_check_options(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Carry the command out; the report goes to standard output."""
+    from safetensors import SafetensorError
+
     from ..interop.foreign import ConversionError, ImportOptions
     from ..interop.importing import import_model
 
@@ -69,5 +71,7 @@ def run(args: argparse.Namespace) -> int:
         raise UserError(str(error)) from error
     except OSError as error:
         raise UserError(f"{error.filename or args.out}: {error.strerror or error}. Nothing was kept.") from error
+    except SafetensorError as error:  # what that library makes of a full disk
+        raise UserError(f"{args.out}: {error}. Nothing was kept.") from error
     print(report.text())
     return 0

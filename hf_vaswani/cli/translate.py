@@ -99,6 +99,8 @@ def load_translator(model: str, device: str | None = None) -> Any:
         raise UserError(f"{model}: no such folder.")
     if folder.is_dir() and not (folder / "config.json").is_file():
         raise UserError(f"{model} is not the folder of a model: it has no config.json.")
+    if folder.is_dir() and not any((folder / name).is_file() for name in ("tokenizer_config.json", "tokenizer.json")):
+        raise UserError(f"{model} has no tokenizer, so it reads and writes ids only: save one into the folder.")
     try:
         return pipeline("translation", model=model, device=device)  # type: ignore[call-overload]
     except (OSError, ValueError, TypeError, KeyError) as error:

@@ -1,12 +1,12 @@
 """Writes a model as a CTranslate2 folder, through a loader for that library's own converter.
 
 `hf-vaswani export ctranslate2 MODEL OUT` is the short way. CTranslate2's converter itself takes our folders too, once
-the loader is registered; its console script has no hook for that, so it is started through this module:
+the loader is registered. Its console script runs the code that `save_pretrained` puts into a folder, which does that:
 
-    python -m hf_vaswani.interop.ctranslate2_export --model FOLDER --output_dir OUT --quantization int8
+    ct2-transformers-converter --model FOLDER --trust_remote_code --output_dir OUT --quantization int8
 
-takes every argument of `ct2-transformers-converter`. In Python, `register()` before CTranslate2's own
-`TransformersConverter(FOLDER).convert(OUT)` does the same.
+For a folder without code, `python -m hf_vaswani.interop.ctranslate2_export` takes the same arguments. In Python, call
+`register()` before `TransformersConverter(FOLDER).convert(OUT)`.
 """
 
 import functools

@@ -391,7 +391,7 @@ def program(path: Path) -> Program:
     def search(sources: list[list[int]], beams: int) -> list[list[int]]:
         end, pad = model.config.eos_token_id, model.config.pad_token_id
         settings = copy.deepcopy(model.generation_config)
-        settings.update(max_length=None, max_new_tokens=LIMIT, num_beams=beams)
+        settings.update(max_length=None, max_new_tokens=LIMIT, num_beams=beams, do_sample=False, num_return_sequences=1)
         settings.early_stopping = "never" if beams > 1 else False
         longest = max(map(len, sources))
         ids = torch.tensor([source + [pad] * (longest - len(source)) for source in sources])

@@ -335,6 +335,7 @@ def program(out: Path, limit: int | None = None) -> Program:
 
     model = VaswaniOnnxModel.from_pretrained(out)
     settings: dict[str, Any] = {} if limit is None else {"max_new_tokens": limit, "early_stopping": "never"}
+    settings |= {"do_sample": False, "num_return_sequences": 1}  # samples cannot be compared
     filler = model.config.pad_token_id or 0
 
     def batches(rows: list[list[int]]) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
