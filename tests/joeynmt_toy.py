@@ -5,8 +5,6 @@ import math
 import torch
 import yaml
 
-from hf_vaswani import VaswaniConfig, VaswaniForConditionalGeneration
-
 D, FF, HEADS = 8, 12, 2
 SPECIAL = ["<unk>", "<pad>", "<s>", "</s>"]
 # Words that YAML or a careless reader of lines would turn into something else.
@@ -189,13 +187,6 @@ def logits(config, state, source_ids, target_ids):
 
 
 # ---------------------------------------------------------------------- our side
-def model_of(foreign):
-    model = VaswaniForConditionalGeneration(VaswaniConfig(**foreign.config)).eval()
-    assert not model.load_state_dict(foreign.tensors, strict=False).unexpected_keys
-    model.tie_weights()
-    return model
-
-
 def padded(rows):
     longest = max(map(len, rows))
     ids = torch.tensor([row + [1] * (longest - len(row)) for row in rows])

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from imported_models import loaded, our_logits
 from transformers import AutoTokenizer, pipeline
 
 from hf_vaswani import VaswaniConfig, VaswaniForConditionalGeneration, VaswaniTokenizer
@@ -182,27 +183,11 @@ def plain_logits(arrays, source, target, *, pre=True, eps=1e-5, scaled=True, act
     return linear(states, "decoder/projection")
 
 
-def model_of(found):
-    model = VaswaniForConditionalGeneration(VaswaniConfig(**found.config)).eval()
-    wanted = set(model.state_dict()) - set(model.all_tied_weights_keys)
-    assert set(found.tensors) == wanted
-    model.load_state_dict(found.tensors, strict=False)
-    return model
-
-
-@torch.no_grad()
-def batched_logits(model, sources, targets):
-    longest, pad = max(map(len, sources)), model.config.pad_token_id
-    ids = torch.tensor([source + [pad] * (longest - len(source)) for source in sources])
-    mask = torch.tensor([[1] * len(source) + [0] * (longest - len(source)) for source in sources])
-    return model(input_ids=ids, attention_mask=mask, decoder_input_ids=torch.tensor(targets)).logits.numpy()
-
-
 SOURCES, TARGETS = [[3, 4, 5, 6], [7], [2, 4, 8]], [[1, 3, 9, 4], [1, 5, 5, 6], [1, 8, 7, 10]]
 
 
 def assert_same(found, arrays, tolerance=1e-4, **rules):
-    logits = batched_logits(model_of(found), SOURCES, TARGETS)
+    logits = our_logits(loaded(found), SOURCES, TARGETS)
     for row, source, target in zip(logits, SOURCES, TARGETS, strict=True):
         assert np.abs(row - plain_logits(arrays, source, target, **rules)).max() < tolerance
 

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 import torch
 from foreign_programs import environment, run_program
+from imported_models import loaded
 
-from hf_vaswani.configuration_vaswani import VaswaniConfig
 from hf_vaswani.foreign_tokenization_vaswani import VaswaniForeignTokenizer
 from hf_vaswani.interop.fairseq import OPTIONS, read
 from hf_vaswani.interop.fairseq_dictionary import read_dictionary
@@ -224,14 +224,7 @@ def plain_logits(args: dict, tensors: dict[str, torch.Tensor], source: list[int]
 
 def load(folder: Path, options: ImportOptions | None = None):
     found = read(folder, options or ImportOptions())
-    model = VaswaniForConditionalGeneration(VaswaniConfig(**found.config)).eval()
-    missing, extra = model.load_state_dict(found.tensors, strict=False)
-    assert not extra
-    assert set(missing) <= {*model.all_tied_weights_keys}
-    model.tie_weights()
-    for name, value in found.generation.items():
-        setattr(model.generation_config, name, value)
-    return found, model
+    return found, loaded(found)
 
 
 def padded(rows: list[list[int]], left: bool) -> tuple[torch.Tensor, torch.Tensor]:

@@ -12,6 +12,7 @@ import pytest
 import torch
 import yaml
 from foreign_programs import environment, run_program
+from imported_models import loaded
 from joeynmt_toy import (
     SOURCE,
     SPECIAL,
@@ -21,7 +22,6 @@ from joeynmt_toy import (
     configuration,
     largest_difference,
     logits,
-    model_of,
     padded,
     side,
     weights,
@@ -51,7 +51,7 @@ def test_logits_are_those_of_joeynmts_equations(case, tmp_path):
     config = configuration(encoder=side(**sides), decoder=side(num_layers=3, **sides), **model)
     state = weights(config, **vocabularies)
     path = write(tmp_path / "model", config, state, **vocabularies)
-    ours = model_of(read(path, ImportOptions()))
+    ours = loaded(read(path, ImportOptions()))
     sources, targets = [[4, 5, 6, 7, 3], [8, 3], [9, 4, 3]], [[2, 5], [2, 7, 8, 9, 10, 4], [2, 6, 6]]
     expected = [logits(config, state, s, t) for s, t in zip(sources, targets, strict=True)]
     assert largest_difference(ours, sources, targets, expected) < 1e-4

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from imported_models import loaded
 from safetensors.torch import load_file, save_file
 from transformers import (
     AutoConfig,
@@ -56,16 +57,6 @@ def marian(folder, changes=None, seed=0, **settings):
     bad = [[model.config.pad_token_id]]
     model.generation_config.update(num_beams=3, max_length=20, bad_words_ids=bad, **settings)
     model.save_pretrained(folder)
-    return model
-
-
-def loaded(foreign):
-    model = VaswaniForConditionalGeneration(VaswaniConfig(**foreign.config)).eval()
-    result = model.load_state_dict(foreign.tensors, strict=False)
-    assert set(result.missing_keys) <= set(model.all_tied_weights_keys)
-    assert not result.unexpected_keys
-    for name, value in foreign.generation.items():
-        setattr(model.generation_config, name, value)
     return model
 
 

@@ -12,8 +12,9 @@ import numpy as np
 import pytest
 import torch
 import yaml
+from imported_models import loaded, our_logits
 
-from hf_vaswani import VaswaniConfig, VaswaniForConditionalGeneration
+from hf_vaswani import VaswaniForConditionalGeneration
 from hf_vaswani.interop.foreign import UNUSED_ROW_BIAS, ConversionError, ImportOptions
 from hf_vaswani.interop.importing import import_model
 from hf_vaswani.interop.marian import read
@@ -226,29 +227,11 @@ def random_pairs(options, count, seed=5):
     ]
 
 
-def loaded(foreign):
-    """A model with the tensors of an import, none of which may be missing or left over."""
-    model = VaswaniForConditionalGeneration(VaswaniConfig(**foreign.config)).eval()
-    result = model.load_state_dict(foreign.tensors, strict=False)
-    assert set(result.missing_keys) <= set(model.all_tied_weights_keys)
-    assert not result.unexpected_keys
-    return model
-
-
-@torch.no_grad()
 def imported_logits(model, pairs):
     """Of all pairs in one padded batch."""
-    pad = model.config.pad_token_id
-
-    def padded(rows):
-        longest = max(map(len, rows))
-        return torch.tensor([row + [pad] * (longest - len(row)) for row in rows])
-
     sources, targets = zip(*pairs, strict=True)
-    ids = padded([list(source) for source in sources])
-    starts = padded([[pad, *target[:-1]] for target in targets])
-    logits = model(input_ids=ids, attention_mask=(ids != pad).long(), decoder_input_ids=starts).logits
-    return [row[: len(target)].numpy() for row, target in zip(logits, targets, strict=True)]
+    starts = [[model.config.decoder_start_token_id, *target[:-1]] for target in targets]
+    return our_logits(model, [list(source) for source in sources], starts)
 
 
 SHAPES = {

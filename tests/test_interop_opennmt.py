@@ -13,7 +13,8 @@ import pytest
 import torch
 import yaml
 from foreign_programs import environment, run_program
-from joeynmt_toy import largest_difference, model_of, padded
+from imported_models import loaded
+from joeynmt_toy import largest_difference, padded
 from opennmt_toy import TARGET_WORDS, WORDS, D, logits, options, vocabularies, weights, write
 from safetensors.torch import save_file
 from transformers import AutoTokenizer
@@ -58,7 +59,7 @@ def test_logits_are_those_of_opennmt_pys_equations(case, tmp_path):
     version, shared, changes = CASES[case]
     path, opt, state, output = toy(tmp_path, version, shared, **changes)
     foreign = read(path, ImportOptions())
-    ours = model_of(foreign)
+    ours = loaded(foreign)
     sources, targets = [[4, 5, 2, 6], [2], [5, 4]], [[2, 5], [2, 7, 8, 9, 10, 4], [2, 6, 6]]
     expected = [logits(opt, state, output, s, t) for s, t in zip(sources, targets, strict=True)]
     assert largest_difference(ours, sources, targets, expected) < 1e-4

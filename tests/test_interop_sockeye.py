@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 import torch
 from foreign_programs import environment, run_program
+from imported_models import loaded, our_logits
 
 from hf_vaswani.configuration_vaswani import VaswaniConfig
 from hf_vaswani.interop.foreign import ConversionError, ImportOptions
 from hf_vaswani.interop.sockeye import read
-from hf_vaswani.modeling_vaswani import VaswaniForConditionalGeneration
 
 REAL = Path(__file__).parents[2] / "shared" / "data" / "weights" / "sockeye_seqcopy"
 BASE = {
@@ -244,28 +244,6 @@ class Plain:
             y = self.sublayer(y, layer, "ff", lambda z, m=layer: self.feed_forward(z, f"{m}.ff"))
         top = self.process(self.shape["pre"], y, None, "decoder.final_process")
         return top @ self.t["output_layer.weight"].T + self.t["output_layer.bias"]
-
-
-def loaded(foreign) -> VaswaniForConditionalGeneration:
-    model = VaswaniForConditionalGeneration(VaswaniConfig(**foreign.config))
-    state = model.state_dict()
-    own = {name for name in state if name not in model.all_tied_weights_keys}
-    assert set(foreign.tensors) == own
-    model.load_state_dict(foreign.tensors, strict=False)
-    model.tie_weights()
-    return model.eval()
-
-
-def padded(rows: list[list[int]]) -> torch.Tensor:
-    return torch.nn.utils.rnn.pad_sequence([torch.tensor(row) for row in rows], batch_first=True)
-
-
-@torch.no_grad()
-def our_logits(model, sources, targets) -> list[np.ndarray]:
-    ids = padded(sources)
-    mask = padded([[1] * len(row) for row in sources])
-    found = model(input_ids=ids, attention_mask=mask, decoder_input_ids=padded(targets)).logits
-    return [found[n, : len(ids)].numpy() for n, ids in enumerate(targets)]
 
 
 def drawn(shape: dict, count: int, longest: int = 9) -> tuple[list[list[int]], list[list[int]]]:

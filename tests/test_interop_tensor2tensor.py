@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 import torch
 from foreign_programs import environment, run_program
+from imported_models import loaded, our_logits, source_batch
 from tensor_bundles import save_bundle
 
 from hf_vaswani.configuration_vaswani import VaswaniConfig
 from hf_vaswani.interop.foreign import ConversionError, ImportOptions
 from hf_vaswani.interop.tensor2tensor import read
 from hf_vaswani.interop.tensorflow_checkpoint import TensorFlowCheckpoint, find_checkpoint
-from hf_vaswani.modeling_vaswani import VaswaniForConditionalGeneration
 
 DATA = Path(__file__).parents[2] / "shared" / "data"
 REAL = DATA / "weights" / "t2t_transformer_test_ckpt"
@@ -189,28 +189,6 @@ class Plain:
             y = self.around(y, ffn, lambda z, s=ffn: self.ffn(z, s))
         y = self.norm(y, "decoder/layer_prepostprocess") if self.is_pre else y
         return y @ self.matrix("shared" if shared else "softmax", self.rows[1]).T
-
-
-def loaded(foreign) -> VaswaniForConditionalGeneration:
-    model = VaswaniForConditionalGeneration(VaswaniConfig(**foreign.config))
-    assert set(foreign.tensors) == {name for name in model.state_dict() if name not in model.all_tied_weights_keys}
-    model.load_state_dict(foreign.tensors, strict=False)
-    model.tie_weights()
-    return model.eval()
-
-
-def padded(rows: list[list[int]]) -> torch.Tensor:
-    return torch.nn.utils.rnn.pad_sequence([torch.tensor(row) for row in rows], batch_first=True)
-
-
-def source_batch(rows: list[list[int]]) -> dict[str, torch.Tensor]:
-    return {"input_ids": padded(rows), "attention_mask": padded([[1] * len(row) for row in rows])}
-
-
-@torch.no_grad()
-def our_logits(model, sources, targets) -> list[np.ndarray]:
-    found = model(**source_batch(sources), decoder_input_ids=padded(targets)).logits
-    return [found[n, : len(ids)].numpy() for n, ids in enumerate(targets)]
 
 
 def drawn(rows: tuple[int, int], count: int, longest: int = 9) -> tuple[list[list[int]], list[list[int]]]:
@@ -539,7 +517,7 @@ def test_equal_to_tensor2tensor_itself(tmp_path, tensor2tensor, name):
         settings = {"num_beams": beams, "max_new_tokens": limit}
         if beams > 1:
             settings |= {k: v for k, v in foreign.generation.items() if k.startswith(("length_penalty", "early"))}
-        found = model.generate(**source_batch(asked["sources"]), **settings)
+        found = model.generate(**source_batch(model, asked["sources"]), **settings)
         equal[kind] = sum(until_end(a[1:]) == until_end(b) for a, b in zip(found, answers[kind], strict=True))
     print(f"\n{name}: logits {apart:.2g} apart, greedy {equal['greedy']}/50, beam 4 {equal['beam']}/50")
     assert any(f"row {asked['space']} " in choice for choice in foreign.choices)

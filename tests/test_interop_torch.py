@@ -11,11 +11,12 @@ import numpy as np
 import pytest
 import torch
 import yaml
+from imported_models import loaded, our_logits
 from safetensors.torch import save_file
 from torch import nn
 from transformers import AutoTokenizer
 
-from hf_vaswani import VaswaniConfig, VaswaniForConditionalGeneration
+from hf_vaswani import VaswaniForConditionalGeneration
 from hf_vaswani.interop.foreign import ConversionError, ImportOptions
 from hf_vaswani.interop.importing import import_model
 from hf_vaswani.interop.torch_state import OPTIONS, read
@@ -99,15 +100,10 @@ SOURCES, TARGETS = [[3, 4, 5, 6, 1], [7, 1], [2, 4, 8, 1]], [[2, 3, 9, 4], [2, 5
 
 @torch.no_grad()
 def assert_same(found, model, tolerance=1e-4):
-    own = VaswaniForConditionalGeneration(VaswaniConfig(**found.config)).eval()
-    assert set(found.tensors) == set(own.state_dict()) - set(own.all_tied_weights_keys)
-    own.load_state_dict(found.tensors, strict=False)
-    longest = max(map(len, SOURCES))
-    ids = torch.tensor([source + [0] * (longest - len(source)) for source in SOURCES])
-    mask = torch.tensor([[1] * len(source) + [0] * (longest - len(source)) for source in SOURCES])
-    logits = own(input_ids=ids, attention_mask=mask, decoder_input_ids=torch.tensor(TARGETS)).logits
+    logits = our_logits(loaded(found), SOURCES, TARGETS)
     for row, source, target in zip(logits, SOURCES, TARGETS, strict=True):
-        assert (row - model(torch.tensor([source]), torch.tensor([target]))[0]).abs().max() < tolerance
+        wanted = model(torch.tensor([source]), torch.tensor([target]))[0]
+        assert (torch.from_numpy(row) - wanted).abs().max() < tolerance
 
 
 @pytest.mark.parametrize(

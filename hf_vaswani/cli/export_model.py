@@ -4,8 +4,8 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from .import_model import add_check_options
-from .output import UserError, note
+from .import_model import add_check_options, conversion_faults
+from .output import note
 
 # The same words as `interop.exporting.KINDS`, and the formats of all kinds; a test compares them.
 KINDS = ("ctranslate2", "onnx", "marian")
@@ -39,13 +39,10 @@ def add_parser(commands: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Carry the command out; the report goes to standard output."""
-    from safetensors import SafetensorError
-
     from ..interop.exporting import export_model
-    from ..interop.foreign import ConversionError
 
     note(f"Writing {args.out}, then comparing both sides on sentences")
-    try:
+    with conversion_faults(args.out):
         report = export_model(
             args.kind,
             args.model,
@@ -55,11 +52,5 @@ def run(args: argparse.Namespace) -> int:
             count=args.count,
             overwrite=args.overwrite,
         )
-    except (ConversionError, ImportError) as error:
-        raise UserError(str(error)) from error
-    except OSError as error:
-        raise UserError(f"{error.filename or args.out}: {error.strerror or error}. Nothing was kept.") from error
-    except SafetensorError as error:  # what that library makes of a full disk
-        raise UserError(f"{args.out}: {error}. Nothing was kept.") from error
     print(report.text())
     return 0

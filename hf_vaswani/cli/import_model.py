@@ -1,6 +1,8 @@
 """`hf-vaswani import`: another program's checkpoint in, a folder of ours out, with proof."""
 
 import argparse
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -48,16 +50,35 @@ def add_check_options(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def run(args: argparse.Namespace) -> int:
-    """Carry the command out; the report goes to standard output."""
+@contextmanager
+def conversion_faults(out: Path) -> Iterator[None]:
+    """One sentence for what can go wrong in a conversion, either way.
+
+    Raises:
+        UserError: the checkpoint, the other program's library or the disk does not allow it.
+    """
     from safetensors import SafetensorError
 
-    from ..interop.foreign import ConversionError, ImportOptions
+    from ..interop.foreign import ConversionError
+
+    try:
+        yield
+    except (ConversionError, ImportError) as error:
+        raise UserError(str(error)) from error
+    except OSError as error:
+        raise UserError(f"{error.filename or out}: {error.strerror or error}. Nothing was kept.") from error
+    except SafetensorError as error:  # what that library makes of a full disk
+        raise UserError(f"{out}: {error}. Nothing was kept.") from error
+
+
+def run(args: argparse.Namespace) -> int:
+    """Carry the command out; the report goes to standard output."""
+    from ..interop.foreign import ImportOptions
     from ..interop.importing import import_model
 
     options = ImportOptions(**{one.name: getattr(args, one.name) for one in fields(ImportOptions)})
     note(f"Reading {args.path}, then comparing both sides on sentences")
-    try:
+    with conversion_faults(args.out):
         report = import_model(
             args.kind,
             args.path,
@@ -67,11 +88,5 @@ def run(args: argparse.Namespace) -> int:
             count=args.count,
             overwrite=args.overwrite,
         )
-    except (ConversionError, ImportError) as error:
-        raise UserError(str(error)) from error
-    except OSError as error:
-        raise UserError(f"{error.filename or args.out}: {error.strerror or error}. Nothing was kept.") from error
-    except SafetensorError as error:  # what that library makes of a full disk
-        raise UserError(f"{args.out}: {error}. Nothing was kept.") from error
     print(report.text())
     return 0
