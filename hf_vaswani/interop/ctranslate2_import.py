@@ -268,9 +268,6 @@ def _tokenizer(
     suffix = [eos] if settings["add_source_eos"] else []
     if not suffix:
         choices.append("CTranslate2 does not end a source by itself (`add_source_eos`), so nothing is put behind it.")
-    languages = (options.source_language, options.target_language)
-    if options.moses and None in languages:
-        raise ConversionError("Moses' tokenisation needs `source_language` and `target_language`.")
     return build_tokenizer(
         source,
         target,
@@ -286,7 +283,7 @@ def _tokenizer(
         source_prefix=prefix,
         source_suffix=suffix,
         target_suffix=[eos],
-        moses=(str(languages[0]), str(languages[1])) if options.moses else None,
+        moses=options.moses_languages(),
         lowercase=options.lowercase,
     )
 

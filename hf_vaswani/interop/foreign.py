@@ -50,6 +50,22 @@ class ImportOptions:
     moses: bool = False
     lowercase: bool = False
 
+    def moses_languages(self, source: Any = None, target: Any = None) -> tuple[str, str] | None:
+        """The languages of Moses' rules, where those were asked for.
+
+        Args:
+            source, target (*optional*): what the checkpoint says of them, for what the user did not say.
+
+        Raises:
+            ConversionError: Moses was asked for, and a language is not known.
+        """
+        languages = self.source_language or source, self.target_language or target
+        if not self.moses:
+            return None
+        if not all(isinstance(one, str) and one for one in languages):
+            raise ConversionError("`moses` needs `source_language` and `target_language`, as in en and de.")
+        return str(languages[0]), str(languages[1])
+
 
 @dataclass
 class Program:

@@ -20,6 +20,7 @@ from .foreign import (
     load_torch_file,
 )
 from .joeynmt_text import SPECIALS, tokenizer, vocabularies
+from .positions import check_sinusoid
 
 OPTIONS = frozenset(
     {
@@ -296,25 +297,6 @@ def _tensors(
             take(f"{ours}.feed_forward.fc2", f"{theirs}.feed_forward.pwff_layer.3", d_model, d_ff)
             take(f"{ours}.feed_forward_residual.layer_norm", f"{theirs}.feed_forward.layer_norm", d_model)
     return tensors, {"tie_word_embeddings": tied, "tie_encoder_decoder_embeddings": joint}
-
-
-def check_sinusoid(
-    reader: TensorReader, name: str, d_model: int, layout: str = "interleaved", exponent: str = "2i/d"
-) -> None:
-    """Hold a table of positions that a checkpoint carries along against the formula; it is computed here, not stored.
-
-    Raises:
-        ConversionError: the numbers are others, so the function would be.
-    """
-    from ..modeling_vaswani import sinusoid_table
-
-    if name not in reader:
-        return
-    stored = reader.tensors[name].reshape(-1, d_model)[:256]
-    rounding = 1e-4 if stored.dtype == torch.float32 else 1e-2
-    if not torch.allclose(stored.float(), sinusoid_table(len(stored), d_model, layout, exponent), atol=rounding):
-        raise ConversionError(f"{reader.path}: {name!r} is not the sinusoid that the hyper-parameters ask for.")
-    reader.ignore(name, "computed from a formula")
 
 
 def _generation(testing: dict[str, Any], choices: list[str], losses: list[str]) -> dict[str, Any]:

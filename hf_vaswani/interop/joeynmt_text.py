@@ -1,5 +1,6 @@
 """Vocabularies of JoeyNMT and how it splits text, from the section `data` of a configuration and the files it names."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -159,10 +160,7 @@ def tokenizer(
     lowercase, normalize = ([bool(one.get(key, False)) for one in sides] for key in ("lowercase", "normalize"))
     pretokenizers = [str(one.get("pretokenizer", "none")).lower() for one in settings]
     if options.moses or "moses" in pretokenizers:
-        languages = (options.source_language or sides[0].get("lang"), options.target_language or sides[1].get("lang"))
-        if not all(isinstance(one, str) for one in languages):
-            raise ConversionError("Moses' tokenisation needs `source_language` and `target_language`, as in en and de.")
-        found["moses"] = languages
+        found["moses"] = replace(options, moses=True).moses_languages(*(one.get("lang") for one in sides))
         found["moses_normalize"] = normalize[0]
         if not options.moses and pretokenizers[0] != pretokenizers[1]:
             losses.append("text: JoeyNMT ran Moses' scripts on one side, the tokenizer runs them on both.")

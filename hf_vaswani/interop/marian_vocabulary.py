@@ -300,9 +300,6 @@ class MarianVocabulary:
         def filled(words: list[str]) -> list[str]:
             return [*words, *(f"<unused {n}>" for n in range(len(words), pad)), PAD]
 
-        if options.moses and not (options.source_language and options.target_language):
-            raise ConversionError("`moses` needs `source_language` and `target_language`, as in en and de.")
-        moses = (options.source_language or "", options.target_language or "") if options.moses else None
         return build_tokenizer(
             filled(self.source),
             None if target is None else filled(target),
@@ -314,7 +311,7 @@ class MarianVocabulary:
             start=PAD,
             source_suffix=(self.special[0],),
             target_suffix=(self.special[0],),
-            moses=moses,
+            moses=options.moses_languages(),
             lowercase=options.lowercase,
         )
 

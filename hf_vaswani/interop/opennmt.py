@@ -22,7 +22,7 @@ from .foreign import (
     check_vocabulary,
     load_torch_file,
 )
-from .joeynmt import check_sinusoid
+from .positions import check_sinusoid
 
 OPTIONS = frozenset(
     {"codes", "source_spm", "target_spm", "source_language", "target_language", "moses", "lowercase"}
@@ -386,8 +386,6 @@ def _tokenizer(
     steps = [one for one in transforms if one in _TEXT_STEPS]
     if steps:
         losses.append(f"text: the steps {', '.join(steps)} of training are not carried over.")
-    if options.moses and not (options.source_language and options.target_language):
-        raise ConversionError("`moses` needs `source_language` and `target_language`, as in en and de.")
     source, target = sides["src"]["pieces"], sides["tgt"]["pieces"]
     return build_tokenizer(
         source,
@@ -400,7 +398,7 @@ def _tokenizer(
         source_prefix=(sides["src"]["start"],) if sides["src"]["start"] else (),
         source_suffix=sides["src"]["suffix"],
         target_suffix=sides["tgt"]["suffix"],
-        moses=(options.source_language or "", options.target_language or "") if options.moses else None,
+        moses=options.moses_languages(),
         lowercase=options.lowercase or sides["src"]["lowercase"],
         **text,
     )

@@ -11,7 +11,6 @@ from typing import Any
 import torch
 import yaml
 
-from ..modeling_vaswani import sinusoid_table
 from .foreign import (
     ConversionError,
     ForeignModel,
@@ -21,6 +20,7 @@ from .foreign import (
     check_vocabulary,
     load_torch_file,
 )
+from .positions import first_other_row
 
 OPTIONS = frozenset(
     {"config", "source_vocab", "target_vocab", "codes", "source_spm", "target_spm", "source_language",
@@ -136,7 +136,7 @@ def read(path: Path, options: ImportOptions) -> ForeignModel:
     }
     tensors = _layers(reader, fields)
     tensors.update(_embeddings(reader, fields, source_rows))
-    tensors.update(_positions(reader, fields, config, choices, losses))
+    tensors.update(_positions(reader, fields, choices, losses))
     reader.finish()
     if config.get("dtype", "float32") != "float32":
         choices.append(f"The weights are stored in {config['dtype']}, and are written in float32.")
@@ -311,9 +311,6 @@ def _tokenizer(source: list[str], target: list[str] | None, options: ImportOptio
 
     kinds = {"subword-nmt": options.codes, "sentencepiece": options.source_spm, "words": True}
     segmentation = next(kind for kind, file in kinds.items() if file is not None)
-    if options.moses and not (options.source_language and options.target_language):
-        raise ConversionError("`moses` needs `source_language` and `target_language`, as in en and de.")
-    languages = (options.source_language or "", options.target_language or "")
     pad, unk, bos, eos = _SPECIALS
     return build_tokenizer(
         source,
@@ -327,7 +324,7 @@ def _tokenizer(source: list[str], target: list[str] | None, options: ImportOptio
         unk=unk,
         bos=bos,
         start=bos,
-        moses=languages if options.moses else None,
+        moses=options.moses_languages(),
         lowercase=options.lowercase,
     )
 
@@ -398,11 +395,11 @@ def _embeddings(reader: TensorReader, fields: dict[str, Any], source_rows: int) 
 
 
 def _positions(
-    reader: TensorReader, fields: dict[str, Any], config: dict[str, Any], choices: list[str], losses: list[str]
+    reader: TensorReader, fields: dict[str, Any], choices: list[str], losses: list[str]
 ) -> dict[str, torch.Tensor]:
     width = fields["d_model"]
     names = {side: f"{side}.pos_embedding.weight" for side in ("encoder", "decoder")}
-    tables = {side: reader.take(name, None, width).float() for side, name in names.items()}
+    tables = {side: reader.take(name, None, width) for side, name in names.items()}
     lengths = {side: len(table) for side, table in tables.items()}
     longest = max(lengths.values())
     if fields["position_encoding"] == "learned":
@@ -412,15 +409,12 @@ def _positions(
             if len(table) < longest:
                 tables[side] = torch.cat([table, table[-1:].expand(longest - len(table), width)])
                 choices.append(f"The {side}'s last position is repeated from {len(table)} to {longest} rows.")
-        return {f"model.{side}.embed_positions.weight": table for side, table in tables.items()}
-    wanted = sinusoid_table(longest, width, "halves")
-    tolerance = 1e-3 if config.get("dtype", "float32") == "float32" else 2e-2
+        return {f"model.{side}.embed_positions.weight": table.float() for side, table in tables.items()}
     for side, table in tables.items():
-        apart = (table - wanted[: len(table)]).abs().max().item() if len(table) else 0.0
-        if apart > tolerance:
+        if (other := first_other_row(table, "halves")) is not None:
             raise ConversionError(
-                f"{reader.path}: {side}.pos_embedding.weight is up to {apart:.2g} away from the sinusoid that "
-                '`positional_embedding_type` "fixed" stands for.'
+                f"{reader.path}: {side}.pos_embedding.weight is up to {other[1]:.2g} away from the sinusoid that "
+                f'`positional_embedding_type` "fixed" stands for (row {other[0]}).'
             )
     losses.append(
         f"Sockeye reads at most {lengths['encoder']} source positions, and its last target position again and again "

@@ -26,16 +26,14 @@ from typing import Any
 
 import torch
 
-from ..modeling_vaswani import sinusoid_table
 from .foreign import ConversionError, ForeignModel, ImportOptions, TensorReader, load_torch_file
+from .positions import first_other_row
 from .torch_mapping import pieces_of, read_mapping, refuse_unknown, special_ids, tokenizer_of
 from .torch_program import TorchTransformer
 
 OPTIONS = frozenset({"mapping"})
 
 _WAY_ROUND = "Load it where it was made and save the weights alone: torch.save(model.state_dict(), PATH)."
-# What a stored float32 sinusoid may differ by: its angles are rounded, the more the later the position.
-_TABLE_TOLERANCE, _TABLE_TOLERANCE_A_ROW = 1e-6, 4e-7
 
 
 def read(path: Path, options: ImportOptions) -> ForeignModel:
@@ -276,14 +274,11 @@ def _positions(
         return None
     for table in tables.values():
         kind = (mapping["positions"], mapping["position_exponent"], mapping["position_offset"])
-        own = sinusoid_table(len(table), width, *kind)
-        excess = (table - own).abs().amax(dim=1) - _TABLE_TOLERANCE_A_ROW * torch.arange(len(table))
-        if excess.max() > _TABLE_TOLERANCE:
-            row = int((excess > _TABLE_TOLERANCE).nonzero()[0])
+        if (other := first_other_row(table.float(), *kind)) is not None:
             raise ConversionError(
                 f"{reader.path}: the stored positions are not the sinusoid {', '.join(map(str, kind))} of {where}: row "
-                f"{row} differs by {float((table - own)[row].abs().max()):.3g}. Is `positions`, `position_exponent` or "
-                "`position_offset` another one, or is the table learned?"
+                f"{other[0]} differs by {other[1]:.3g}. Is `positions`, `position_exponent` or `position_offset` "
+                "another one, or is the table learned?"
             )
     config["max_position_embeddings"] = len(table)
     choices.append(f"The stored table of {len(table)} positions is the sinusoid, which goes on past its end.")
