@@ -31,7 +31,7 @@ from transformers.trainer_utils import get_last_checkpoint
 from hf_vaswani import VaswaniConfig, VaswaniForConditionalGeneration, VaswaniTokenizer
 from hf_vaswani.data import CorpusError, CorpusSource, TokenBatchSampler, prepare_corpus, read_source, tokenize_pairs
 from hf_vaswani.evaluation.bleu import sacrebleu_tokenizer_for
-from hf_vaswani.training import ConfigError, TrainingConfig, load_config
+from hf_vaswani.training import ConfigError, TrainingConfig, leave_processes, load_config
 from hf_vaswani.training.config import DataConfig
 
 
@@ -231,3 +231,5 @@ if __name__ == "__main__":
         sys.exit(main())
     except (ConfigError, CorpusError) as error:
         sys.exit(f"finetune_with_trainer.py: {error}")
+    finally:
+        leave_processes()

@@ -11,7 +11,7 @@ import argparse
 import sys
 
 from hf_vaswani.data import CorpusError
-from hf_vaswani.training import CheckpointError, ConfigError, TrainingDiverged, load_config
+from hf_vaswani.training import CheckpointError, ConfigError, TrainingDiverged, leave_processes, load_config
 from hf_vaswani.training.run import prepare_run
 
 STOPPED_BY_SIGNAL = 128 + 15  # tells a scheduler that the run is to be started again with --resume
@@ -51,3 +51,5 @@ if __name__ == "__main__":
         sys.exit(main())
     except (CheckpointError, ConfigError, CorpusError, TrainingDiverged) as error:
         sys.exit(f"train_translation.py: {error}")
+    finally:
+        leave_processes()

@@ -100,6 +100,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
         # The products run in the precision of autocast, as those of `nn.Linear` would; sums and softmax in float32.
         precision = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else weight.dtype
         needs_rows, needs_weight, needs_bias = ctx.needs_input_grad[:3]
+        needs_gradient = needs_rows or needs_weight or needs_bias
         total = torch.zeros((), dtype=torch.float32, device=rows.device)
         grad_rows = torch.empty_like(rows) if needs_rows else None
         grad_weight = torch.zeros_like(weight) if needs_weight else None
@@ -113,15 +114,18 @@ class _LinearCrossEntropy(torch.autograd.Function):
                 logits = nn.functional.linear(chunk, matrix).float()
                 if bias is not None:
                     logits += bias.float()
-                top = torch.logsumexp(logits, dim=-1)
                 picked = logits.gather(1, wanted)[:, 0]
-                total += (top - (1.0 - eps) * picked).sum()
                 if eps:
                     total -= eps * logits.mean(dim=-1).sum()
-                if not (needs_rows or needs_weight or needs_bias):
+                if needs_gradient:
+                    # One pass of softmax serves the loss too: logsumexp(z) = max z - log max p, and max p >= 1 / V.
+                    top = logits.amax(dim=-1)
+                    logits = torch.softmax(logits, dim=-1)
+                    total += (top - logits.amax(dim=-1).log() - (1.0 - eps) * picked).sum()
+                else:
+                    total += (torch.logsumexp(logits, dim=-1) - (1.0 - eps) * picked).sum()
                     continue
-                # From here on `logits` holds p - q.
-                logits.sub_(top[:, None]).exp_()
+                # From here on `logits` holds p, then p - q.
                 if eps:
                     logits.sub_(eps / len(weight))
                 logits.scatter_add_(1, wanted, logits.new_full(wanted.shape, eps - 1.0))

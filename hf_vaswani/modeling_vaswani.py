@@ -29,7 +29,9 @@ from transformers.utils.deprecation import deprecate_kwarg
 from transformers.utils.generic import merge_with_config_defaults
 from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
+from .attention_vaswani import eager_attention_forward, half_attention_on_cpu, is_half_on_cpu
 from .configuration_vaswani import VaswaniConfig
+from .dropout_vaswani import dropout
 from .generation_vaswani import VaswaniGenerationMixin, paper_generation_config
 from .loss_vaswani import label_smoothed_cross_entropy, linear_label_smoothed_cross_entropy
 
@@ -126,38 +128,6 @@ def attend_somewhere(attention_mask: torch.Tensor | None) -> torch.Tensor | None
 
 
 # --------------------------------------------------------------------------- attention, section 3.2
-def eager_attention_forward(
-    module: nn.Module,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    attention_mask: torch.Tensor | None,
-    scaling: float,
-    dropout: float = 0.0,
-    **kwargs: Any,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Attention(Q, K, V) = softmax(Q K^T / sqrt(d_k)) V.
-
-    Args:
-        query (`torch.Tensor`): [B, H, T, d_k]. key: [B, H, S, d_k]. value: [B, H, S, d_v].
-        attention_mask (`torch.Tensor`, *optional*): additive, broadcast to [B, H, T, S].
-        scaling (`float`): 1 / sqrt(d_k).
-
-    Returns:
-        output [B, T, H, d_v] and weights [B, H, T, S].
-
-    Source: Vaswani et al. 2017, section 3.2.1, eq. (1).
-    """
-    scores = torch.matmul(query, key.transpose(2, 3)) * scaling  # [B, H, T, S]
-    # In float16 the mask's smallest number plus a negative score is -inf, and a row of them NaN: add in float32.
-    scores = scores.float()
-    if attention_mask is not None:
-        scores = scores + attention_mask.float()
-    weights = torch.softmax(scores, dim=-1).to(query.dtype)
-    dropped = nn.functional.dropout(weights, p=dropout, training=module.training)
-    return torch.matmul(dropped, value).transpose(1, 2).contiguous(), weights  # [B, T, H, d_v]
-
-
 class VaswaniAttention(nn.Module):
     """MultiHead(Q, K, V) = Concat(head_1 .. head_h) W^O, head_i = Attention(Q W_i^Q, K W_i^K, V W_i^V).
 
@@ -213,7 +183,10 @@ class VaswaniAttention(nn.Module):
         query = self.split_heads(self.q_proj(hidden_states), self.d_k)  # [B, H, T, d_k]
         attended = hidden_states if key_value_states is None else key_value_states
         key, value = self.keys_and_values(attended, key_value_states is not None, cache)
+        # The library looks for this very call to see that other kernels can be put in.
         attend = ALL_ATTENTION_FUNCTIONS.get_interface(self.config._attn_implementation, eager_attention_forward)
+        if is_half_on_cpu(self.config._attn_implementation, query):
+            attend = half_attention_on_cpu
         heads, weights = attend(
             self, query, key, value, attention_mask,
             dropout=self.dropout if self.training else 0.0, scaling=self.scaling, **kwargs,
@@ -236,7 +209,7 @@ class VaswaniFeedForward(nn.Module):
         self.dropout = config.activation_dropout
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        inner = nn.functional.dropout(self.activation(self.fc1(x)), p=self.dropout, training=self.training)
+        inner = dropout(self.activation(self.fc1(x)), self.dropout, self.training)
         return self.fc2(inner)  # [B, L, D]
 
 
@@ -256,7 +229,7 @@ class VaswaniResidual(nn.Module):
 
     def forward(self, x: torch.Tensor, sublayer: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
         written = sublayer(x if self.is_post else self.layer_norm(x))
-        total = x + nn.functional.dropout(written, p=self.dropout, training=self.training)
+        total = x + dropout(written, self.dropout, self.training)
         return self.layer_norm(total) if self.is_post else total
 
 
@@ -442,7 +415,7 @@ class VaswaniStack(VaswaniPreTrainedModel):
         if self.config.scale_embedding:
             inputs_embeds = inputs_embeds * math.sqrt(self.config.d_model)
         placed = inputs_embeds + self.embed_positions(position_ids, length).to(inputs_embeds)
-        return nn.functional.dropout(placed, p=self.config.dropout, training=self.training)
+        return dropout(placed, self.config.dropout, self.training)
 
 
 class VaswaniEncoder(VaswaniStack):

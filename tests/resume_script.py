@@ -17,7 +17,7 @@ from test_training import PadTo, copying_pairs
 
 from hf_vaswani import VaswaniConfig, VaswaniForConditionalGeneration
 from hf_vaswani.data import TokenBatchSampler
-from hf_vaswani.training import CheckpointFolder, Recipe, train
+from hf_vaswani.training import CheckpointFolder, Recipe, leave_processes, train
 from hf_vaswani.training.config import CheckpointConfig
 
 
@@ -65,4 +65,7 @@ def main(arguments: list[str]) -> list:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    try:
+        main(sys.argv[1:])
+    finally:
+        leave_processes()

@@ -270,7 +270,9 @@ def test_accelerate_launch_with_the_file_for_eight_takes_two(tmp_path, one_proce
     run([
         "accelerate", "launch", "--config_file", LAUNCH / "eight_gpus.yaml", "--num_processes", "2",
         "--mixed_precision", "no", EXAMPLES / "train_translation.py", "--config", write_recipe(tmp_path),
+        *(["--set", "training.log_with=[tensorboard]"] if importlib.util.find_spec("tensorboard") else []),
     ])  # fmt: skip
+    assert (tmp_path / "run" / "model" / "model.safetensors").is_file()
     assert rows(tmp_path / "run", "start_after_update")[0]["processes"] == 2
     assert losses(tmp_path / "run") == pytest.approx(losses(one_process_run), abs=1e-5)
 

@@ -8,11 +8,11 @@ from reference_model import Reference, feed_forward, layer_norm, multi_head, pos
 from torch import nn
 
 from hf_vaswani import VaswaniConfig, VaswaniModel
+from hf_vaswani.attention_vaswani import eager_attention_forward
 from hf_vaswani.modeling_vaswani import (
     VaswaniAttention,
     VaswaniFeedForward,
     VaswaniResidual,
-    eager_attention_forward,
     shift_right,
     sinusoid_table,
 )

@@ -36,7 +36,7 @@ def add_parser(commands: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Carry the command out; the run's scores go to standard output."""
-    from ..training import AveragingError, CheckpointError, ConfigError, TrainingDiverged, load_config
+    from ..training import AveragingError, CheckpointError, ConfigError, TrainingDiverged, leave_processes, load_config
     from ..training.run import prepare_run
 
     if args.resume and args.overwrite:
@@ -50,6 +50,8 @@ def run(args: argparse.Namespace) -> int:
         result = prepared.train(resume=args.resume)
     except (AveragingError, CheckpointError, ConfigError, TrainingDiverged) as error:
         raise UserError(str(error)) from error
+    finally:
+        leave_processes()
     if result.ended_by == "signal":
         note(f"Stopped after update {result.updates:,}; go on with: {_again(args)}")
         return _STOPPED_BY_SIGNAL

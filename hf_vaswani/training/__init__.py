@@ -4,7 +4,7 @@ from .averaging import AveragingError, SnapshotAverage, average_weights
 from .checkpoint import CheckpointError, CheckpointFolder, Progress
 from .config import ConfigError, TrainingConfig, load_config
 from .loop import train
-from .recipe import Recipe, make_accelerator
+from .recipe import Recipe, leave_processes, make_accelerator
 from .result import TrainingDiverged, TrainingResult
 from .schedule import learning_rate, paper_optimizer
 
@@ -21,6 +21,7 @@ __all__ = [
     "TrainingResult",
     "average_weights",
     "learning_rate",
+    "leave_processes",
     "load_config",
     "make_accelerator",
     "paper_optimizer",

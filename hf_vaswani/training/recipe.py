@@ -68,6 +68,18 @@ class Recipe:
             raise ValueError(f'`precision` must be "no", "bf16" or "fp16", got {self.precision!r}.')
 
 
+def leave_processes() -> None:
+    """Part from the other processes of a run, as a program that was started by a launcher must before it ends.
+
+    Threads that still hold a process group while the interpreter shuts down can abort it, and the launcher then calls a
+    good run failed.
+    """
+    import torch
+
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()
+
+
 def make_accelerator(recipe: Recipe, project_dir: str | None = None) -> Any:
     """Accelerate's `Accelerator` as a recipe wants it: its precision, torch.compile, and its trackers."""
     import torch

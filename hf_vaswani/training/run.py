@@ -85,8 +85,9 @@ class Run:
                 raise
             raise ConfigError(f"{error.filename} cannot be written ({error.strerror}).") from error
         finally:
-            if config.training.log_with:
-                accelerator.end_training()
+            # Not `end_training`, which would also part the processes, with the model still to be written.
+            for tracker in accelerator.trackers:
+                tracker.finish()
         if result.ended_by != "signal" and accelerator.is_main_process:
             try:
                 self._write_model(result)
