@@ -12,16 +12,28 @@ from typing import Any
 
 import torch
 from transformers import GenerationConfig
+from transformers.cache_utils import EncoderDecoderCache
 from transformers.generation import (
+    EosTokenCriteria,
+    GenerateBeamEncoderDecoderOutput,
     GenerationMixin,
     LogitsProcessor,
     LogitsProcessorList,
+    MaxLengthCriteria,
+    MinLengthLogitsProcessor,
+    MinNewTokensLengthLogitsProcessor,
     StoppingCriteria,
     StoppingCriteriaList,
 )
 
+from .decoding_vaswani import FoldedDecoder
+from .search_vaswani import Rules, beam_search, greedy_search
+
 # Fields of ours in the generation configuration, and what a configuration without them means.
-_OWN_FIELDS = {"length_penalty_type": "power", "max_length_offset": None, "forced_prefix_ids": None}
+_OWN_FIELDS = {
+    "length_penalty_type": "power", "max_length_offset": None, "forced_prefix_ids": None,
+    "output_sequence_scores": False,
+}  # fmt: skip
 _PENALTY_TYPES = ("gnmt", "power")
 # What Seq2SeqTrainer writes on a model's generation configuration although nobody asked for it.
 _LIBRARY_MAX_LENGTH = 20
@@ -110,6 +122,10 @@ class SentenceLimit(StoppingCriteria):
         return (new_tokens >= per_row).to(input_ids.device)
 
 
+# What our own loop knows how to end by.
+_KNOWN_CRITERIA = (SentenceLimit, MaxLengthCriteria, EosTokenCriteria)
+
+
 def _check_scores(best: torch.Tensor, step: int) -> None:
     """Stop where the scores that the next token is chosen by are not numbers; step counts from 1."""
     if torch.isnan(best).any():
@@ -158,6 +174,9 @@ class VaswaniGenerationMixin(GenerationMixin):
     """`generate()` of the paper; every argument of the library's `generate()` still works."""
 
     config: Any
+    device: Any
+    lm_head: Any
+    _plain_classes: tuple[type, ...] = ()
 
     def generate(
         self,
@@ -176,6 +195,8 @@ class VaswaniGenerationMixin(GenerationMixin):
             max_length_offset (`int` or None): the most new tokens a sentence may have beyond its source's length,
                 both with their end token. It yields to a `max_length` or `max_new_tokens` that is given.
             forced_prefix_ids (`list[int]`): tokens that every translation must begin with.
+            output_sequence_scores (`bool`): of a beam search, give an object with `sequences`, `sequences_scores` and
+                `beam_indices`, without the scores of every step that `output_scores` keeps.
 
         Returns:
             `torch.LongTensor` [B * num_return_sequences, 1 + new tokens], padded on the right after the end token; or
@@ -267,6 +288,69 @@ class VaswaniGenerationMixin(GenerationMixin):
             processors.insert(0, FiniteScores(input_ids_seq_length or 1))
         return processors
 
+    def _folded_search(self, num_beams: int, config: Any, processors: Any, criteria: Any, kwargs: Any) -> Any:
+        """The decoder and the rules of our own loop, or None where a request needs the library's.
+
+        Ours reads one token of every hypothesis a step, so it does without a cache of the library's kind, and gives
+        out neither scores of whole steps nor attentions or states.
+        """
+        wants = (
+            "output_scores",
+            "output_logits",
+            "output_attentions",
+            "output_hidden_states",
+            "return_dict_in_generate",
+        )
+        given = {"encoder_outputs", "attention_mask", "use_cache", "logits_to_keep", "cache", "synced_gpus"}
+        cache, ends = kwargs.get("cache"), config._eos_token_tensor
+        if (
+            any(getattr(config, name) for name in wants)
+            or {name for name, value in kwargs.items() if value is not None} - given
+            or kwargs.get("synced_gpus")
+            or not kwargs.get("use_cache")
+            or config.do_sample
+            or config.cache_implementation is not None
+            or (cache is not None and (type(cache) is not EncoderDecoderCache or cache.get_seq_length() > 0))
+            or ends is None
+            or config._pad_token_tensor is None
+            or any(type(one) not in _KNOWN_CRITERIA for one in criteria)
+            or any(
+                set(one.eos_token_id.tolist()) != set(ends.tolist())
+                for one in criteria
+                if type(one) is EosTokenCriteria
+            )
+            or type(self) not in self._plain_classes
+            or not FoldedDecoder.suits(self, self._plain_classes)
+        ):
+            return None
+        rules = Rules(
+            end_ids=ends,
+            pad_id=int(config._pad_token_tensor),
+            most=min(one.max_length for one in criteria if type(one) is MaxLengthCriteria) - 1,
+            check=_check_scores,
+            limits=next((one.limits.to(ends.device) for one in criteria if isinstance(one, SentenceLimit)), None),
+        )
+        others = LogitsProcessorList()
+        for one in processors:
+            if type(one) is MinNewTokensLengthLogitsProcessor:
+                rules.least = max(rules.least, one.min_new_tokens)
+            elif type(one) is MinLengthLogitsProcessor:
+                rules.least = max(rules.least, one.min_length - 1)
+            elif type(one) is ForcedPrefix:
+                rules.prefix = one.prefix
+            elif type(one) is not FiniteScores:
+                others.append(one)
+        if others:  # in their own order, with those that we know
+            rules.processors, rules.least, rules.prefix = processors, 0, []
+        states = kwargs["encoder_outputs"].last_hidden_state[::num_beams]
+        mask = kwargs.get("attention_mask")
+        is_real = None if mask is None else mask[::num_beams].bool()
+        if is_real is not None:
+            is_real = is_real | ~is_real.any(dim=-1, keepdim=True)  # a row of padding alone reads its padding
+        if min(self.config.vocab_size, len(self.lm_head.weight)) < 2 * max(2, 1 + len(ends)) * num_beams:
+            return None
+        return FoldedDecoder(self, states, is_real, num_beams), rules
+
     def _beam_search(  # type: ignore[override]
         self,
         input_ids: torch.LongTensor,
@@ -276,15 +360,39 @@ class VaswaniGenerationMixin(GenerationMixin):
         **kwargs: Any,
     ) -> Any:
         # `generation_config` is generate()'s own copy, so nothing of this is left behind on the model.
-        generation_config.length_penalty = LengthPenalty(
-            generation_config.length_penalty,
-            kind=generation_config.length_penalty_type,
-            limits=next((one.limits for one in stopping_criteria if isinstance(one, SentenceLimit)), None),
-            wanted=generation_config.num_return_sequences,
-        )
+        limits = next((one.limits for one in stopping_criteria if isinstance(one, SentenceLimit)), None)
+        kind, num_beams = generation_config.length_penalty_type, generation_config.num_beams
+        wanted = generation_config.num_return_sequences
+        penalty = LengthPenalty(generation_config.length_penalty, kind, limits, wanted)
+        generation_config.length_penalty = penalty
+        folded = None
+        if input_ids.shape[1] == 1 and input_ids.device == self.device:
+            folded = self._folded_search(num_beams, generation_config, logits_processor, stopping_criteria, kwargs)
+        if folded is not None:
+            decoder, rules = folded
+            early_stopping = generation_config.early_stopping
+
+            def can_improve(running: torch.Tensor, finished: Any, length: int, sentences: torch.Tensor) -> torch.Tensor:
+                its = LengthPenalty(penalty, kind, None if rules.limits is None else rules.limits[sentences], wanted)
+                return self._check_early_stop_heuristic(
+                    running.new_ones(len(running), 1, dtype=torch.bool), running, finished.scores, finished.is_there,
+                    length + 1, generation_config.max_length, 1, early_stopping, its,
+                )  # fmt: skip
+
+            prompt = input_ids.view(-1, num_beams)
+            found = beam_search(decoder, prompt, rules, penalty, early_stopping, wanted, can_improve)
+            if not generation_config.output_sequence_scores:
+                return found.sequences
+            sequences: Any = found.sequences
+            beams: Any = found.beam_indices
+            return GenerateBeamEncoderDecoderOutput(
+                sequences=sequences, sequences_scores=found.scores, beam_indices=beams
+            )
         # The beam indices tell where each hypothesis ends; without them an end token cannot be told from filling.
         wants_dict = generation_config.return_dict_in_generate
         generation_config.return_dict_in_generate = True
+        wants_steps = generation_config.output_scores
+        generation_config.output_scores = wants_steps or generation_config.output_sequence_scores
         result: Any = super()._beam_search(  # type: ignore[misc]
             input_ids,
             logits_processor=logits_processor,
@@ -297,7 +405,34 @@ class VaswaniGenerationMixin(GenerationMixin):
             # The library fills with the end token where the pad id is 0.
             new_tokens = result.sequences[:, input_ids.shape[1] :]
             new_tokens.masked_fill_(result.beam_indices[:, : new_tokens.shape[1]] < 0, int(pad))
-        return result if wants_dict else result.sequences
+        if not wants_steps:
+            result.scores = None
+        return result if wants_dict or generation_config.output_sequence_scores else result.sequences
+
+    def _sample(  # type: ignore[override]
+        self,
+        input_ids: torch.LongTensor,
+        logits_processor: LogitsProcessorList,
+        stopping_criteria: StoppingCriteriaList,
+        generation_config: Any,
+        synced_gpus: bool = False,
+        streamer: Any = None,
+        **kwargs: Any,
+    ) -> Any:
+        is_plain = streamer is None and not synced_gpus and input_ids.shape[1] == 1 and input_ids.device == self.device
+        if is_plain:
+            folded = self._folded_search(1, generation_config, logits_processor, stopping_criteria, kwargs)
+            if folded is not None:
+                return greedy_search(folded[0], input_ids, folded[1])
+        return super()._sample(  # type: ignore[misc]
+            input_ids,
+            logits_processor=logits_processor,
+            stopping_criteria=stopping_criteria,
+            generation_config=generation_config,
+            synced_gpus=synced_gpus,
+            streamer=streamer,
+            **kwargs,
+        )
 
     def _get_top_k_continuations(  # type: ignore[override]
         self, accumulated_log_probs: torch.Tensor, **kwargs: Any

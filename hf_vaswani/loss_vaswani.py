@@ -5,8 +5,8 @@ from typing import Any
 import torch
 from torch import nn
 
-# Logits that are held at a time, in elements: what stays in a processor's cache or is small beside a GPU's memory.
-_CHUNK_ELEMENTS = {"cpu": 2**21}
+# Logits that are held at a time, in elements: enough rows for fast products, yet a small part of a batch.
+_CHUNK_ELEMENTS = {"cpu": 12 * 2**20}
 _CHUNK_ELEMENTS_ELSEWHERE = 2**26
 
 
@@ -81,11 +81,7 @@ def _per_token(total: torch.Tensor, labels: torch.Tensor, count: torch.Tensor | 
 
 
 class _LinearCrossEntropy(torch.autograd.Function):
-    """Sum of the losses of all rows; the gradients are made in the forward pass, while a chunk's logits are at hand.
-
-    With p = softmax(z) and target q = (1 - eps) onehot(y) + eps / V, a row's loss is logsumexp(z) - q.z, and its
-    gradient p - q.
-    """
+    """Sum of the losses of all rows; the gradients are made in the forward pass, while a chunk's logits are at hand."""
 
     @staticmethod
     def forward(  # type: ignore[override]
@@ -99,52 +95,79 @@ class _LinearCrossEntropy(torch.autograd.Function):
         device = rows.device.type
         # The products run in the precision of autocast, as those of `nn.Linear` would; sums and softmax in float32.
         precision = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else weight.dtype
-        needs_rows, needs_weight, needs_bias = ctx.needs_input_grad[:3]
-        needs_gradient = needs_rows or needs_weight or needs_bias
-        total = torch.zeros((), dtype=torch.float32, device=rows.device)
-        grad_rows = torch.empty_like(rows) if needs_rows else None
-        grad_weight = torch.zeros_like(weight) if needs_weight else None
-        grad_bias = torch.zeros_like(bias) if needs_bias and bias is not None else None
-        with torch.autocast(device, enabled=False):
-            matrix = weight.to(precision)
-            step = max(16, _CHUNK_ELEMENTS.get(device, _CHUNK_ELEMENTS_ELSEWHERE) // len(weight))
-            for start in range(0, len(rows), step):
-                chunk = rows[start : start + step].to(precision)
-                wanted = labels[start : start + step, None]
-                logits = nn.functional.linear(chunk, matrix).float()
-                if bias is not None:
-                    logits += bias.float()
-                picked = logits.gather(1, wanted)[:, 0]
-                if eps:
-                    total -= eps * logits.mean(dim=-1).sum()
-                if needs_gradient:
-                    # One pass of softmax serves the loss too: logsumexp(z) = max z - log max p, and max p >= 1 / V.
-                    top = logits.amax(dim=-1)
-                    logits = torch.softmax(logits, dim=-1)
-                    total += (top - logits.amax(dim=-1).log() - (1.0 - eps) * picked).sum()
-                else:
-                    total += (torch.logsumexp(logits, dim=-1) - (1.0 - eps) * picked).sum()
-                    continue
-                # From here on `logits` holds p, then p - q.
-                if eps:
-                    logits.sub_(eps / len(weight))
-                logits.scatter_add_(1, wanted, logits.new_full(wanted.shape, eps - 1.0))
-                if grad_bias is not None:
-                    grad_bias += logits.sum(dim=0).to(bias)
-                slopes = logits.to(precision)
-                if grad_rows is not None:
-                    grad_rows[start : start + step] = slopes @ matrix
-                if grad_weight is not None:
-                    if grad_weight.dtype == precision:
-                        grad_weight.addmm_(slopes.T, chunk)
-                    else:
-                        grad_weight += slopes.T @ chunk
-        ctx.save_for_backward(*(grad for grad in (grad_rows, grad_weight, grad_bias) if grad is not None))
-        ctx.present = tuple(grad is not None for grad in (grad_rows, grad_weight, grad_bias))
+        ctx.save_for_backward(rows, weight, bias, labels)
+        ctx.eps, ctx.precision = eps, precision
+        total, ctx.grads = _sum_and_gradients(rows, weight, bias, labels, eps, precision, ctx.needs_input_grad[:3])
         return total
 
     @staticmethod
     def backward(ctx: Any, grad_total: torch.Tensor) -> Any:  # type: ignore[override]
-        saved = iter(ctx.saved_tensors)
-        grads = [next(saved) if is_there else None for is_there in ctx.present]
-        return (*(grad if grad is None else grad * grad_total.to(grad.dtype) for grad in grads), None, None)
+        grads, ctx.grads = ctx.grads, None
+        if grads is None:  # a second time through a graph that was retained
+            rows, weight, bias, labels = ctx.saved_tensors
+            _, grads = _sum_and_gradients(rows, weight, bias, labels, ctx.eps, ctx.precision, ctx.needs_input_grad[:3])
+        # In place: a fresh tensor of a vocabulary's size costs as much as a layer.
+        return (*(grad if grad is None else grad.mul_(grad_total.to(grad.dtype)) for grad in grads), None, None)
+
+
+@torch.no_grad()
+def _sum_and_gradients(
+    rows: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    labels: torch.Tensor,
+    eps: float,
+    precision: torch.dtype,
+    needs: tuple[bool, ...],
+) -> tuple[torch.Tensor, list[torch.Tensor | None]]:
+    """The summed loss of all rows, and the gradients of rows, weight and bias that are needed.
+
+    With p = softmax(z) and target q = (1 - eps) onehot(y) + eps / V, a row's loss is logsumexp(z) - q.z, and its
+    gradient p - q.
+    """
+    device = rows.device.type
+    vocabulary = len(weight)
+    total = torch.zeros((), dtype=torch.float32, device=rows.device)
+    grad_rows = torch.empty_like(rows) if needs[0] else None
+    grad_weight = torch.zeros_like(weight) if needs[1] else None
+    grad_bias = torch.zeros_like(bias) if needs[2] and bias is not None else None
+    with torch.autocast(device, enabled=False):
+        matrix = weight.to(precision)
+        step = min(max(1, len(rows)), max(16, _CHUNK_ELEMENTS.get(device, _CHUNK_ELEMENTS_ELSEWHERE) // vocabulary))
+        # One chunk's logits, its probabilities, and its slopes in the precision of the products: the same memory for
+        # all chunks.
+        products = torch.empty(step, vocabulary, dtype=precision, device=rows.device)
+        wide = torch.empty(step, vocabulary, dtype=torch.float32, device=rows.device) if any(needs) else None
+        for start in range(0, len(rows), step):
+            chunk = rows[start : start + step].to(precision)
+            wanted = labels[start : start + step, None]
+            product = torch.mm(chunk, matrix.T, out=products[: len(chunk)])
+            logits = product.float()
+            if bias is not None:
+                logits += bias.float()
+            picked = logits.gather(1, wanted)[:, 0]
+            if eps:
+                total -= eps * logits.mean(dim=-1).sum()
+            if wide is None:
+                total += (torch.logsumexp(logits, dim=-1) - (1.0 - eps) * picked).sum()
+                continue
+            # One pass of softmax serves the loss too: logsumexp(z) = max z - log max p, and max p >= 1 / V.
+            top = logits.amax(dim=-1)
+            slopes = torch.softmax(logits, dim=-1, out=wide[: len(chunk)])
+            total += (top - slopes.amax(dim=-1).log() - (1.0 - eps) * picked).sum()
+            # From here on p becomes p - q.
+            if eps:
+                slopes.sub_(eps / vocabulary)
+            slopes.scatter_add_(1, wanted, slopes.new_full(wanted.shape, eps - 1.0))
+            if grad_bias is not None:
+                grad_bias += slopes.sum(dim=0).to(bias)
+            if precision != torch.float32:
+                slopes = product.copy_(slopes)
+            if grad_rows is not None:
+                grad_rows[start : start + step] = slopes @ matrix
+            if grad_weight is not None:
+                if grad_weight.dtype == precision:
+                    grad_weight.addmm_(slopes.T, chunk)
+                else:
+                    grad_weight += slopes.T @ chunk
+    return total, [grad_rows, grad_weight, grad_bias]

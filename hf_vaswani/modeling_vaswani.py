@@ -762,5 +762,11 @@ class VaswaniForConditionalGeneration(VaswaniPreTrainedModel, VaswaniGenerationM
         )
 
 
+# What a model may be made of for the decoding that goes around the modules' own `forward`.
+VaswaniForConditionalGeneration._plain_classes = (
+    VaswaniForConditionalGeneration, VaswaniModel, VaswaniDecoder, VaswaniDecoderLayer, VaswaniAttention,
+    VaswaniFeedForward, VaswaniResidual, VaswaniSinusoid, VaswaniLearnedPositions,
+    nn.Linear, nn.LayerNorm, nn.Embedding, nn.ModuleList,
+)  # fmt: skip
 VaswaniModel.register_for_auto_class("AutoModel")
 VaswaniForConditionalGeneration.register_for_auto_class("AutoModelForSeq2SeqLM")

@@ -10,7 +10,7 @@ import difflib
 import logging
 import re
 import sys
-import unicodedata
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import accumulate, islice
 from types import SimpleNamespace
@@ -23,40 +23,27 @@ from tqdm.auto import tqdm
 from transformers import GenerationConfig, Pipeline, pipelines
 from transformers.utils import logging as library_logging
 
+from .text_vaswani import CUTTERS, cut_text, needs_blank
+
 logger = logging.getLogger(__name__)
 
 # Options of the pipeline itself, for the constructor and for every call; all else is an argument of `generate`.
 _DEFAULTS: dict[str, Any] = {
-    "batch_tokens": 4096, "passthrough": True, "split_sentences": False, "lines": "keep", "long_input": "split",
-    "src_lang": None, "tgt_lang": None, "column": None, "prefix": None, "return_scores": False,
+    "batch_tokens": None, "window": None, "passthrough": True, "split_sentences": False, "lines": "keep",
+    "long_input": "split", "src_lang": None, "tgt_lang": None, "column": None, "prefix": None, "return_scores": False,
     "return_flags": False, "progress": None, "truncation": False,
 }  # fmt: skip
 _CHOICES = {"lines": ("keep", "join"), "long_input": ("split", "error")}
 # Fields of our generation configuration, which the library does not know to be arguments of `generate`.
 _OWN_GENERATION_FIELDS = {"length_penalty_type", "max_length_offset", "forced_prefix_ids"}
-_BATCHES_PER_WINDOW = 16
+# Choice: what is read ahead for sorting; a longer window pads a little less, and answers later.
+_BATCHES_PER_WINDOW = 8
+# Choice: rows (a source has one for each beam), source tokens, and scores of one step (rows times vocabulary) that a
+# batch may have at most. On processors larger batches gained nothing more; accelerators need them.
+_ON_PROCESSOR = (512, 2048, 2**25)
+_ON_ACCELERATOR = (2048, 16384, 2**27)
 _SCORE_ELEMENTS = 2**28  # the library keeps the scores of every step: at most one GiB of float32 per batch
 _NO_LIMIT = 10**9  # tokenizers without a limit of their own say 1e30
-
-_CJK = "\u2e80-\u9fff\uac00-\ud7af\uf900-\ufaff\uff00-\uffef"
-_CJK_MARKS = "。！？｡，、；："
-# End marks with the closing quotes and brackets behind them, then blanks; Chinese and Japanese need no blank.
-_SENTENCE_END = re.compile(
-    r"((?<![.!?…؟۔।։])[.!?…؟۔।։]+(?:[\"'”“’‘»›)\]]|[ \u00a0\u202f][»›])*)(\s+)|([。！？｡]+[\"'”’」』）》】]*)(\s*)"
-)
-_OPENERS = "\"'“„«‹‘‚([¿¡-–— \u00a0\u202f"
-# Words whose full stop ends no sentence: J. | z.B. | 3. | Dr. | and, before a number, No. | p.
-_ABBREVIATION = re.compile(
-    r"(?:[^\W\d_]|(?:\w\.)+\w|\d\d?|mrs?|ms|drs?|prof|st|vs|fig|jr|sr|gen|col|lt|sgt|capt|gov|sen|rep|rev|hon|approx|dept"
-    r"|bzw|ca|vgl|evtl|ggf|inkl|zzgl|abb|bsp|geb|hrsg|dipl|ing|hl|jh|mio|mrd|str|tel|sog|mme|mlle|sra|srta|dott|sig|cf"
-    r"|resp|bzgl)\s.?|(?:no|nr|vol|pp?|art|abs|kap|sec|ch|par)\s\d",
-    re.IGNORECASE,
-)
-_CLAUSE_END = re.compile(rf"((?<=[,;:،؛–—])\s+|(?<=[{_CJK_MARKS}])(?!\Z))")
-_BLANK_LINES = re.compile(r"(\r?\n(?:[ \t]*\r?\n)+)")
-_ADDRESS = re.compile(r"(?:[a-z][a-z0-9+.-]*://|www\.|mailto:)\S+|[^\s@]+@[^\s@]+\.[^\s@]+", re.IGNORECASE)
-_PHONETIC = re.compile(r"\[[^\]]*\]|/[^/]*/")
-
 
 # One candidate for one piece of text: the text, its score, and what looks wrong about it.
 _Candidate = tuple[str, float, tuple[str, ...]]
@@ -66,14 +53,19 @@ class VaswaniTranslationPipeline(Pipeline):
     """Translate text with an encoder-decoder model.
 
     Inputs are read in windows of a few batches, sorted by length inside a window, and given back in the order they
-    came in, one result for each. Any number of inputs takes constant memory.
+    came in, one result for each. Any number of inputs takes constant memory. `new_tokens` counts the tokens of all best
+    candidates so far, end tokens included.
 
     Args:
         model (`PreTrainedModel`), tokenizer (`PreTrainedTokenizerBase`): both needed.
         task (`str`): "translation", or "translation_xx_to_yy", which sets `src_lang` and `tgt_lang` where a model
             has languages, and picks the prefix in `config.task_specific_params` where it has those.
-        batch_size (`int`): most pieces of text in a batch. Default: 32. With 1, a stream is answered line by line.
+        batch_size (`int`): most pieces of text in a batch. With 1, a stream is answered line by line. Default: 512
+            over the number of beams on a processor, 2,048 over it on an accelerator; less for a vocabulary over 64,000.
         batch_tokens (`int`): most source tokens in a batch, padding counted. A longer piece is a batch of its own.
+            Default: 2,048 on a processor, 16,384 on an accelerator.
+        window (`int`): batches (of `batch_size` inputs) that are read ahead and sorted by length. 1 keeps the order of
+            the input. Default: 8; with a `batch_size` of 1 it is 1.
         passthrough (`bool`): give back unchanged what has no letter (numbers, signs, emoji), a lone web or mail
             address, and phonetic writing in brackets. Blank lines are given back empty with or without it.
         lines (`str`): "keep": each line of a text is translated by itself, and the line ends stay; "join": wrapped
@@ -126,6 +118,7 @@ class VaswaniTranslationPipeline(Pipeline):
         # Beside the library's own arguments of `generate`, so that a call's `generation_config` replaces these too.
         self._generate_kwargs.update(self._forward_params.pop("generate_kwargs", {}))
         self._is_split_reported = self._is_loss_reported = False
+        self.new_tokens = 0
 
     # ------------------------------------------------------------------ settings
     def _sanitize_parameters(self, **parameters: Any) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
@@ -167,19 +160,33 @@ class VaswaniTranslationPipeline(Pipeline):
                 extra["forced_bos_token_id"] = ids[1]
         elif run.tgt_lang is not None and not for_task:
             raise ValueError(f"`tgt_lang` is {run.tgt_lang!r}, but this model's tokenizer knows no languages.")
-        sizes = [size for size in (batch_size, self._batch_size, 32) if size is not None]
-        run.batch_size, run.limit = sizes[0], self._longest_input()
-        if min(run.batch_size, run.batch_tokens) < 1:
-            raise ValueError(f"`batch_size` and `batch_tokens` start at 1, got {run.batch_size}, {run.batch_tokens}.")
+        run.limit = self._longest_input()
         run.generate = self._prepare_generate_kwargs(generate, **extra)
         run.wanted, run.beams = self._setting(run, "num_return_sequences", 1), self._setting(run, "num_beams", 1)
+        self._settle_batches(run, self._batch_size if batch_size is None else batch_size)
         if run.wanted > run.beams and not (run.beams == 1 and self._setting(run, "do_sample", False)):
             raise ValueError(f"`num_return_sequences` ({run.wanted}) cannot be more than `num_beams` ({run.beams}).")
         run.is_scored = run.wanted > 1 or run.return_scores
         if run.is_scored:
+            # Our models give scores of whole translations; others keep those of every step for them.
+            run.keeps_steps = run.beams == 1 or not hasattr(self.model, "_folded_search")
             kept = {"return_dict_in_generate": True, "output_scores" if run.beams > 1 else "output_logits": True}
+            kept = kept if run.keeps_steps else {"output_sequence_scores": True}
             run.generate = self._prepare_generate_kwargs(generate, **extra, **kept)
         return run
+
+    def _settle_batches(self, run: SimpleNamespace, batch_size: int | None) -> None:
+        """How much is translated at once and read ahead: what was asked for, else what suits the device."""
+        rows, tokens, scores = _ON_PROCESSOR if self.model.device.type == "cpu" else _ON_ACCELERATOR
+        rows = min(rows, scores // getattr(self.model.config, "vocab_size", 2**15))
+        run.batch_size = max(1, rows // run.beams) if batch_size is None else batch_size
+        run.batch_tokens = tokens if run.batch_tokens is None else run.batch_tokens
+        # A window of one batch of one answers an interactive stream at once; otherwise sorting needs some choice.
+        ahead = 1 if batch_size == 1 else _BATCHES_PER_WINDOW
+        run.window = ahead if run.window is None else run.window
+        for name in ("batch_size", "batch_tokens", "window"):
+            if getattr(run, name) < 1:
+                raise ValueError(f"`{name}` starts at 1, got {getattr(run, name)}.")
 
     def _setting(self, run: SimpleNamespace, name: str, default: Any) -> Any:
         """A generation setting as `generate` will see it."""
@@ -250,15 +257,11 @@ class VaswaniTranslationPipeline(Pipeline):
         bar = tqdm(
             total=total, disable=not is_shown, delay=0 if wanted else 2, file=sys.stderr, unit="line", desc="translate"
         )
-        # A window of one batch of one answers an interactive stream at once; otherwise sorting needs some choice.
-        size = run.batch_size * _BATCHES_PER_WINDOW if run.batch_size > 1 else 1
         done = 0
         with bar:
-            while window := list(islice(iterator, size)):
+            while window := list(islice(iterator, run.batch_size * run.window)):
                 texts = [self._text_of(row, done + i + 1, run) for i, row in enumerate(window)]
-                for result in self._translate(texts, done + 1, run):
-                    bar.update(1)
-                    yield result
+                yield from self._translate(texts, done + 1, run, bar.update)
                 done += len(window)
 
     def _text_of(self, row: Any, number: int, run: SimpleNamespace) -> str:
@@ -280,9 +283,11 @@ class VaswaniTranslationPipeline(Pipeline):
             raise ValueError(f"Input {number} (counted from 1) is {type(value).__name__}, not text.{hint}")
         return value
 
-    def _translate(self, texts: list[str], first: int, run: SimpleNamespace) -> list[list[dict[str, Any]]]:
-        """One window of texts, in order: for each, its candidates."""
-        plans = [_cut_text(text, run.lines, run.split_sentences, run.passthrough) for text in texts]
+    def _translate(
+        self, texts: list[str], first: int, run: SimpleNamespace, report: Callable[[int], Any]
+    ) -> list[list[dict[str, Any]]]:
+        """One window of texts, in order: for each, its candidates. `report` hears of texts as they are finished."""
+        plans = [cut_text(text, run.lines, run.split_sentences, run.passthrough) for text in texts]
         pieces = [piece for plan in plans for piece, is_copied in plan if not is_copied]
         encoded = iter(self._encode(pieces, run))
         whole: list[list[tuple[str, list[int] | None]]] = []  # per text: pieces with their ids, or without: copied
@@ -293,11 +298,16 @@ class VaswaniTranslationPipeline(Pipeline):
                 fits = ids is None or len(ids) <= run.limit
                 whole[-1] += [(piece, ids)] if fits else self._split_long(piece, len(ids or []), number, run)
         sources = [ids for parts in whole for _, ids in parts if ids is not None]
+        owners = [number for number, parts in enumerate(whole) for _, ids in parts if ids is not None]
+        open_pieces = Counter(owners)
+        report(len(texts) - len(open_pieces))
         outputs: dict[int, list[_Candidate]] = {}
         for batch in self._batches(sources, run):
             model_inputs = self.preprocess([sources[i] for i in batch])
             found = self.postprocess(self.forward(model_inputs, run=run), run, [sources[i] for i in batch])
             outputs.update(zip(batch, found, strict=True))
+            open_pieces.subtract(owners[i] for i in batch)
+            report(sum(open_pieces[number] == 0 for number in {owners[i] for i in batch}))
         ready = (outputs[i] for i in range(len(sources)))
         return [
             self._put_together(text, [(piece, next(ready) if ids is not None else [(piece, 0.0, ())], ids is None)
@@ -311,7 +321,7 @@ class VaswaniTranslationPipeline(Pipeline):
         most = run.batch_size
         for i in sorted(range(len(sources)), key=lambda i: -len(sources[i])):
             longest = len(sources[batch[0]]) if batch else len(sources[i])
-            if not batch and run.is_scored:
+            if not batch and run.is_scored and run.keeps_steps:
                 per_row = run.beams * getattr(self.model.config, "vocab_size", 2**15) * (longest + 50)
                 most = max(1, min(run.batch_size, _SCORE_ELEMENTS // per_row))
             if batch and (len(batch) == most or (len(batch) + 1) * longest > run.batch_tokens):
@@ -343,13 +353,23 @@ class VaswaniTranslationPipeline(Pipeline):
         scores = getattr(out, "sequences_scores", None)
         return {"sequences": sequences, "scores": self._path_scores(out, run) if scores is None else scores}
 
+    def _up_to_end(self, chosen: torch.Tensor, ends: Any) -> torch.Tensor:
+        """Marks of the tokens [B, T] up to the first end token of a row, and with it."""
+        is_end = torch.isin(chosen, torch.tensor(ends, device=chosen.device))
+        return (is_end.cumsum(-1) - is_end.long()) == 0
+
+    def _count_new(self, sequences: torch.Tensor, run: SimpleNamespace) -> int:
+        """Tokens of sequences behind their start token: to the end token, or, where there is none, to the padding."""
+        chosen, ends = sequences[:, 1:], self._setting(run, "eos_token_id", [])
+        is_new, pad = self._up_to_end(chosen, ends), self.tokenizer.pad_token_id
+        return int((is_new if pad is None or pad == ends else is_new & (chosen != pad)).sum())
+
     def _path_scores(self, out: Any, run: SimpleNamespace) -> torch.Tensor:
         """What a beam search would say of sequences that were found without one: [B * candidates]."""
         chosen = out.sequences[:, -len(out.logits) :]  # [B, T]
         steps = [one.float().log_softmax(-1).gather(-1, chosen[:, [t]]) for t, one in enumerate(out.logits)]
         ends = self._setting(run, "eos_token_id", [])
-        is_end = torch.isin(chosen, torch.tensor(ends, device=chosen.device))
-        is_open = (is_end.cumsum(-1) - is_end.long()) == 0  # up to the end token, and with it
+        is_open = self._up_to_end(chosen, ends)
         length = is_open.sum(-1)
         alpha = self._setting(run, "length_penalty", 1.0)
         is_gnmt = self._setting(run, "length_penalty_type", "power") == "gnmt"
@@ -360,7 +380,9 @@ class VaswaniTranslationPipeline(Pipeline):
         self, model_outputs: dict[str, torch.Tensor], run: SimpleNamespace, sources: list[list[int]]
     ) -> list[list[_Candidate]]:
         """Candidates of every source, best first."""
-        rows = model_outputs["sequences"].tolist()
+        sequences = model_outputs["sequences"]
+        self.new_tokens += self._count_new(sequences[:: run.wanted], run)
+        rows = sequences.tolist()
         texts = self.tokenizer.batch_decode(rows, skip_special_tokens=True, clean_up_tokenization_spaces=False)
         scores = model_outputs["scores"].tolist() if run.is_scored else [0.0] * len(rows)
         flags: list[tuple[str, ...]] = [()] * len(rows)
@@ -379,7 +401,7 @@ class VaswaniTranslationPipeline(Pipeline):
             chosen = [candidates[min(rank, len(candidates) - 1)] for _, candidates, _ in parts]
             text, before = "", ""
             for (piece, _, _), (one, _, _) in zip(parts, chosen, strict=True):
-                text += " " + one if _needs_blank(before, text, one) else one
+                text += " " + one if needs_blank(before, text, one) else one
                 before = piece or before
             result: dict[str, Any] = {"translation_text": text}
             if run.is_scored:
@@ -431,95 +453,13 @@ class VaswaniTranslationPipeline(Pipeline):
         """Pieces that the model can take at the even places, what stood between them at the odd ones."""
         if len(self._encode([text], run)[0]) <= run.limit:
             return [text]
-        for cuts in (cutter(text) for cutter in _CUTTERS):
+        for cuts in (cutter(text) for cutter in CUTTERS):
             if len(cuts) > 1:
                 ends = list(accumulate(map(len, cuts)))
                 middle = min(range(1, len(cuts), 2), key=lambda i: abs(ends[i] - len(text) // 2))
                 before, after = "".join(cuts[:middle]), "".join(cuts[middle + 1 :])
                 return [*self._fit(before, run), cuts[middle], *self._fit(after, run)]
         raise ValueError(f"{text!r} alone is more than the {run.limit} tokens that the model can take.")
-
-
-# ---------------------------------------------------------------------- text, without any model
-def split_into_sentences(text: str) -> list[str]:
-    """Cut a text (`str`) behind its sentences, by rules that hold in most languages.
-
-    Choice: in doubt (after an abbreviation, an initial, a number of one or two digits) the text stays in one piece.
-
-    Returns:
-        `list[str]`: sentences at the even places, the blanks between them at the odd ones; joined, they are the text.
-    """
-    parts, start = [], 0
-    for match in _SENTENCE_END.finditer(text):
-        if match.end() == len(text):
-            break
-        following = text[match.end() : match.end() + 8].lstrip(_OPENERS)[:1]
-        if match.group(1):
-            word = (text[max(start, match.start() - 40) : match.start()].split() or [""])[-1].lstrip(_OPENERS)
-            is_short = match.group(1) == "." and _ABBREVIATION.fullmatch(f"{word} {following}")
-            if following.islower() or is_short:
-                continue
-        end = match.start(2) if match.group(1) else match.start(4)
-        parts += [text[start:end], text[end : match.end()]]
-        start = match.end()
-    return [*parts, text[start:]]
-
-
-def _cut_anywhere(text: str) -> list[str]:
-    """Cut between letters, never before a mark that belongs to the letter in front."""
-    places = (m.start() for m in re.finditer(r"(?<!\u200d)[^\u200d\ufe00-\ufe0f\U0001f3fb-\U0001f3ff]", text))
-    inside = [i for i in places if i and not unicodedata.category(text[i]).startswith("M")]
-    middle = min(inside, key=lambda i: abs(i - len(text) // 2), default=None)
-    return [text] if middle is None else [text[:middle], "", text[middle:]]
-
-
-# Ever finer cuts; each gives pieces at the even places and what stood between them at the odd ones.
-_CUTTERS: list[Callable[[str], list[str]]] = [
-    split_into_sentences, _CLAUSE_END.split, re.compile(r"(\s+)").split, _cut_anywhere,
-]  # fmt: skip
-
-
-def _cut_text(text: str, lines: str, split_sentences: bool, passthrough: bool) -> list[tuple[str, bool]]:
-    """A text as its pieces, each with whether it is copied: line ends, blanks, what has nothing to translate."""
-    if lines == "keep":
-        units = re.split(r"(\r?\n)", text)
-    else:
-        body = text.strip("\r\n")
-        start = text.index(body)
-        units = [_unwrap(part) if i % 2 == 0 else part for i, part in enumerate(_BLANK_LINES.split(body))]
-        units = ["", text[:start], *units, text[start + len(body) :], ""]
-    parts: list[tuple[str, bool]] = []
-    for i, unit in enumerate(units):
-        if i % 2 or not unit.strip():
-            parts.append((unit if i % 2 else "", True))
-        else:
-            pieces = split_into_sentences(unit) if split_sentences else [unit]
-            parts += [(one, bool(j % 2) or (passthrough and not _has_words(one))) for j, one in enumerate(pieces)]
-    return parts
-
-
-def _unwrap(paragraph: str) -> str:
-    """Lines of one paragraph as one line; Chinese and Japanese lines meet without a blank."""
-    joined = " ".join(line.strip() for line in paragraph.split("\n"))
-    return re.sub(rf"(?<=[{_CJK}]) (?=[{_CJK}])", "", joined) if "\n" in paragraph else paragraph
-
-
-def _has_words(text: str) -> bool:
-    """Whether there is anything to translate: a letter, in something else than an address or phonetic writing."""
-    bare = text.strip()
-    if not any(letter.isalpha() for letter in bare) or _ADDRESS.fullmatch(bare):
-        return False
-    if not _PHONETIC.fullmatch(bare) or bare != bare.lower():  # phonetic letters have no capitals
-        return True
-    has_stress = any(mark in bare for mark in "ˈˌːˑ")
-    return not has_stress and (" " in bare or not any("\u0250" <= letter <= "\u02af" for letter in bare))
-
-
-def _needs_blank(source: str, before: str, after: str) -> bool:
-    """Whether pieces that met without a blank in Chinese or Japanese need one in the language of the translation."""
-    if not re.search(rf"[{_CJK_MARKS}][」』）》】”’]*\Z", source[-8:]) or not before or not after:
-        return False
-    return not any(letter.isspace() or re.match(f"[{_CJK}]", letter) for letter in (before[-1], after[0]))
 
 
 def _flags(row: list[int], source: list[int], tokenizer: Any) -> tuple[str, ...]:

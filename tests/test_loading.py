@@ -15,9 +15,9 @@ from conftest import TINY
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from transformers import AutoModel, AutoModelForSeq2SeqLM, GenerationConfig, MarianConfig, MarianMTModel
-from transformers.generation import GenerationMixin
 
 from hf_vaswani import VaswaniConfig, VaswaniForConditionalGeneration, VaswaniModel
+from hf_vaswani.generation_vaswani import VaswaniGenerationMixin
 from hf_vaswani.modeling_vaswani import VaswaniEncoder
 
 MATRICES = ("model.shared.weight", "model.encoder.embed_tokens.weight", "lm_head.weight")
@@ -280,14 +280,14 @@ def test_resizing_keeps_tying_loss_and_saving_right(changes, source_rows, share_
 # ------------------------------------------------------------------ generation settings
 def test_the_search_of_the_paper_is_used_without_arguments_after_loading(tmp_path, monkeypatch):
     used = []
-    search = GenerationMixin._beam_search
+    search = VaswaniGenerationMixin._beam_search
 
     def spy(self, *args, generation_config, **kwargs):
         used.append((generation_config.num_beams, float(generation_config.length_penalty)))
         used.append((generation_config.length_penalty_type, generation_config.max_length_offset))
         return search(self, *args, generation_config=generation_config, **kwargs)
 
-    monkeypatch.setattr(GenerationMixin, "_beam_search", spy)
+    monkeypatch.setattr(VaswaniGenerationMixin, "_beam_search", spy)
     again = AutoModelForSeq2SeqLM.from_pretrained(folder_of(build(), tmp_path))
     batch = {key: value for key, value in example().items() if key != "decoder_input_ids"}
     again.generate(**batch)

@@ -7,6 +7,8 @@ import sys
 from importlib.metadata import version
 from pathlib import Path
 
+import pytest
+
 import hf_vaswani
 
 PACKAGE = Path(hf_vaswani.__file__).parent
@@ -23,6 +25,8 @@ import json, sys
 from transformers.models.marian.modeling_marian import MarianMTModel
 from transformers import AutoTokenizer, PreTrainedTokenizerFast, pipeline
 before = set(sys.modules)
+import pytest
+
 import hf_vaswani
 heavy = {"datasets", "accelerate", "matplotlib", "sacrebleu", "evaluate", "pandas", "pyarrow"}
 print(json.dumps(sorted(heavy & (set(sys.modules) - before))))
@@ -37,6 +41,8 @@ def test_an_older_transformers_gets_a_plain_error():
 import importlib.metadata as m
 real = m.version
 m.version = lambda name: "5.23.1" if name == "transformers" else real(name)
+import pytest
+
 import hf_vaswani
 """
     done = run(code)
@@ -63,6 +69,12 @@ def test_files_that_travel_with_weights_import_only_each_other_and_the_libraries
                 assert module in {f".{other}_vaswani" for other in FLAT}, (name, module)
             else:
                 assert module.split(".")[0] in allowed, (name, module)
+
+
+@pytest.mark.parametrize("is_on", [True, False])
+def test_importing_leaves_the_collector_as_it_was(is_on):
+    done = run(f"import gc; gc.{'enable' if is_on else 'disable'}(); import hf_vaswani; print(gc.isenabled())")
+    assert done.stdout.split() == [str(is_on)], done.stderr
 
 
 def test_the_version_is_the_installed_one():

@@ -34,7 +34,8 @@ from transformers import (
 from transformers.pipelines.pt_utils import KeyDataset
 
 from hf_vaswani import VaswaniTokenizer, VaswaniTranslationPipeline
-from hf_vaswani.pipeline_vaswani import register_translation_task, split_into_sentences
+from hf_vaswani.pipeline_vaswani import register_translation_task
+from hf_vaswani.text_vaswani import split_into_sentences
 
 LINES = ["Ein Mann schläft.", "", "Zwei kleine Hunde rennen über die grüne Wiese.", "Ja.", "31", "Wer kommt da? Ich!"]
 FIVE = "Es regnet. Dr. Weiß schläft! Wer kommt um 3.30 Uhr? Am 3. Mai z. B. niemand. „Gut.“ Ende."
@@ -227,6 +228,71 @@ def test_batches_hold_like_lengths_within_both_budgets(shout):
     shout.said.shapes.clear()
     shout(lines, batch_tokens=62)
     assert shout.said.shapes == [(2, 31), (2, 29), (2, 6)]
+
+
+@pytest.mark.parametrize(
+    ("options", "most"),
+    [
+        ({"batch_size": 3, "window": 2}, 6),
+        ({"batch_size": 1}, 1),
+        ({"batch_size": 1, "window": 5}, 5),
+        ({"num_beams": 512}, 8),
+    ],
+)
+def test_no_more_than_the_window_is_ever_read_ahead(shout, options, most):
+    read, given, ahead = itertools.count(), 0, []
+    stream = (f"wort {next(read)}" for _ in range(40))
+    for _ in shout(stream, **options):
+        ahead.append(int(read.__reduce__()[1][0]) - given)
+        given += 1
+    assert given == 40
+    assert max(ahead) == most
+
+
+def test_batches_fit_the_device_the_width_of_the_search_and_the_vocabulary(shout, monkeypatch):
+    def rows(count=600, **options):
+        shout.said.shapes.clear()
+        shout(["a"] * count, **options)
+        return shout.said.shapes[0][0]
+
+    assert [rows(num_beams=beams) for beams in (1, 4, 5)] == [512, 128, 102]
+    assert rows(num_beams=4, batch_size=300) == 300
+    shout.said.shapes.clear()
+    shout(["x" * 40] * 60, num_beams=1)  # 41 tokens each, of 2,048
+    assert shout.said.shapes == [(49, 41), (11, 41)]
+    monkeypatch.setattr(shout.model.config, "vocab_size", 2**17)
+    assert rows(num_beams=4) == 64
+    run = types.SimpleNamespace(beams=4, batch_tokens=None, window=None)
+    shout.model = types.SimpleNamespace(device=torch.device("cuda"), config=types.SimpleNamespace(vocab_size=37000))
+    shout._settle_batches(run, None)
+    assert (run.batch_size, run.batch_tokens, run.window) == (512, 16384, 8)
+
+
+def test_new_tokens_are_counted_to_the_end_of_each_best_candidate(translate):
+    sources = [LINES[0], LINES[2], LINES[3]]
+    total = sum(
+        translate.model.generate(**translate.tokenizer(one, return_tensors="pt")).shape[1] - 1 for one in sources
+    )
+    assert translate.new_tokens == 0
+    translate(sources)
+    assert translate.new_tokens == total
+    translate(sources, num_return_sequences=3)
+    assert translate.new_tokens == 2 * total
+
+
+def test_the_bar_moves_with_the_batches_and_not_only_with_the_window(shout, monkeypatch):
+    import hf_vaswani.pipeline_vaswani as module
+
+    moved = []
+
+    class Bar(tqdm):
+        def update(self, n=1):
+            moved.append((n, len(shout.said.shapes)))
+
+    monkeypatch.setattr(module, "tqdm", Bar)
+    shout(["ja", "31", "ab\ncdefg", "nein"], batch_size=2, progress=True)
+    # "31" needs no batch; the text of two lines is done when the shorter of them is.
+    assert moved == [(1, 0), (1, 1), (2, 2)]
 
 
 @pytest.mark.parametrize(
@@ -506,7 +572,7 @@ def test_candidates_of_split_text_are_joined(translate):
     assert texts_of(joined) == [
         f"{a['translation_text']}\n{b['translation_text']}" for a, b in zip(first, second, strict=True)
     ]
-    assert joined[1]["score"] == pytest.approx((first[1]["score"] + second[1]["score"]) / 2, abs=1e-5)
+    assert joined[1]["score"] == pytest.approx((first[1]["score"] + second[1]["score"]) / 2, rel=1e-5)
 
 
 def test_candidates_of_equal_text_are_given_once(shout):
@@ -652,7 +718,15 @@ def test_an_unknown_argument_is_named_with_its_neighbour(translate):
 
 
 @pytest.mark.parametrize(
-    "bad", [{"lines": "wrap"}, {"long_input": "cut"}, {"batch_tokens": 0}, {"batch_size": 0}, {"tgt_lang": "en"}]
+    "bad",
+    [
+        {"lines": "wrap"},
+        {"long_input": "cut"},
+        {"batch_tokens": 0},
+        {"batch_size": 0},
+        {"window": 0},
+        {"tgt_lang": "en"},
+    ],
 )
 def test_impossible_options_are_refused(translate, bad):
     with pytest.raises(ValueError, match=next(iter(bad))):
@@ -751,10 +825,11 @@ def test_registering_leaves_other_tasks_and_another_pipeline_alone(monkeypatch):
 
 def test_importing_the_file_alone_registers_nothing():
     code = (
-        "import importlib.util, transformers.pipelines as p\n"
-        f"spec = importlib.util.spec_from_file_location("
-        f"'alone', {inspect.getsourcefile(register_translation_task)!r})\n"
-        "spec.loader.exec_module(importlib.util.module_from_spec(spec))\n"
+        "import sys, types, transformers.pipelines as p\n"
+        "alone = sys.modules['alone'] = types.ModuleType('alone')\n"  # as the files travel: siblings, not this package
+        f"alone.__path__ = [{os.path.dirname(inspect.getsourcefile(register_translation_task))!r}]\n"
+        "import alone.pipeline_vaswani\n"
+        "assert 'hf_vaswani' not in sys.modules\n"
         "assert 'translation' in p.REMOVED_TASKS and 'translation' not in p.PIPELINE_REGISTRY.supported_tasks\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)

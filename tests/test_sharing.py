@@ -17,7 +17,7 @@ from hf_vaswani.sharing import model_card
 
 PACKAGE_ROOT = Path(__file__).parents[1]
 CODE = {
-    f"{name}_vaswani.py" for name in ("configuration", "modeling", "generation", "tokenization", "pipeline")
+    f"{name}_vaswani.py" for name in ("configuration", "modeling", "generation", "tokenization", "pipeline", "text")
 }  # fmt: skip
 LINES = ["Ein Mann schläft.", "", "Zwei Hunde rennen über die Wiese!", "31 </s> ja"]
 

@@ -1,16 +1,16 @@
 """The command `hf-vaswani`. Standard output carries results only; all else goes to standard error."""
 
 import argparse
+import gc
 import os
 import sys
 from collections.abc import Sequence
 
 from ..data.corpus import CorpusError
 from . import average, evaluate, export_model, import_model, quickstart, score, self_test, train, translate
-from .output import UserError
+from .output import Terminated, UserError, stopped
 
 _BROKEN_PIPE = 128 + 13  # what a shell reports of a program that SIGPIPE ended
-_INTERRUPTED = 128 + 2
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -42,8 +42,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     Returns:
         `int`: 0 when all went well, 2 for what the user must put right, 130 when stopped by hand, 141 when the reader
-        of the output went away.
+        of the output went away, 143 after SIGTERM.
     """
+    if argv is None:
+        # The modules stay until the end: looking at them again and again, and once more on the way out, takes a second.
+        gc.freeze()
     args = build_parser().parse_args(argv)
     if not sys.stderr.isatty():
         from transformers.utils import logging
@@ -58,9 +61,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         # The interpreter flushes standard output once more when it ends, and must not fail there.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return _BROKEN_PIPE
-    except KeyboardInterrupt:
-        print(f"hf-vaswani {args.command}: stopped.", file=sys.stderr)
-        return _INTERRUPTED
+    except (KeyboardInterrupt, Terminated) as error:
+        return stopped(args.command, error)
 
 
 if __name__ == "__main__":

@@ -2,14 +2,57 @@
 
 import errno
 import os
+import signal
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import NoReturn
 
 
 class UserError(Exception):
     """Something only the user can put right; shown as one sentence, without a traceback."""
+
+
+class Terminated(BaseException):
+    """SIGTERM has come; like KeyboardInterrupt no `Exception`, so that nothing mistakes it for a fault."""
+
+
+@contextmanager
+def stop_at_sigterm() -> Iterator[None]:
+    """Inside, SIGTERM unwinds as Ctrl-C does, so that temporary folders go and what was printed stays printed.
+
+    Raises:
+        Terminated: the signal came.
+    """
+    if threading.current_thread() is not threading.main_thread():  # elsewhere signals cannot be taken
+        yield
+        return
+
+    def stop(*_: object) -> None:
+        raise Terminated
+
+    before = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def stopped(command: str, error: BaseException) -> int:
+    """Say that a command was stopped; what a shell reports of a program that SIGINT (130) or SIGTERM (143) ended."""
+    print(f"hf-vaswani {command}: stopped.", file=sys.stderr, flush=True)
+    return 128 + (signal.SIGTERM if isinstance(error, Terminated) else signal.SIGINT)
+
+
+def stop_at_once(command: str, error: BaseException) -> NoReturn:
+    """End the process without waiting for a library that computes on in threads of its own."""
+    status = stopped(command, error)
+    try:
+        sys.stdout.flush()
+    finally:
+        os._exit(status)
 
 
 def note(text: str) -> None:
