@@ -68,3 +68,12 @@ def batch():
     labels = torch.randint(3, 37, (3, 5), generator=generator)
     labels[1, 3:] = -100
     return {"input_ids": input_ids, "attention_mask": attention_mask, "labels": labels}
+
+
+@pytest.fixture(autouse=True)
+def threads_stay():
+    """A test that sets the number of threads sets it for itself: the last digits of later ones would change with it."""
+    before = torch.get_num_threads()
+    yield
+    if torch.get_num_threads() != before:
+        torch.set_num_threads(before)
