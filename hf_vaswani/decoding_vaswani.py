@@ -13,6 +13,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from .attention_vaswani import eager_attention_forward
+
 _CLEAR_EVERY = 8
 # From so many rows on, a processor multiplies W by x^T faster than x by W^T: three times as fast for 4 rows in float32.
 _ROWS_FOR_TRANSPOSED = {torch.float32: 2}
@@ -50,26 +52,25 @@ def linear(x: torch.Tensor, map_: nn.Linear) -> torch.Tensor:
 
 
 def attend(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None, scaling: float
+    attention: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None
 ) -> torch.Tensor:
-    """Attention of K queries a sentence, eq. (1) of the paper.
+    """Attention of K queries a sentence.
 
     Args:
-        query (`torch.Tensor`): [B, H, K, d_k]. key: [B, H, n, d_k]. value: [B, H, n, d_v].
-        mask (`torch.Tensor`, *optional*): additive, [B, 1, K or 1, n].
-        scaling (`float`): 1 / sqrt(d_k).
+        attention (`VaswaniAttention`): whose it is. query (`torch.Tensor`): [B, H, K, d_k]. key: [B, H, n, d_k].
+        value: [B, H, n, d_v]. mask (`torch.Tensor`, *optional*): additive, [B, 1, K or 1, n].
 
     Returns:
-        [B, H, K, d_v].
+        [B, K, H, d_v].
     """
     is_half_on_cpu = query.device.type == "cpu" and query.dtype != torch.float32
-    if not is_half_on_cpu or query.shape[0] * query.shape[2] < _MANY_ROWS:
-        return nn.functional.scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=scaling)
-    # Torch's kernel for half precision is twice as slow on a processor as these products.
-    scores = torch.matmul(query, key.transpose(2, 3)).float() * scaling
-    if mask is not None:
-        scores += mask
-    return torch.matmul(torch.softmax(scores, dim=-1).to(value.dtype), value)
+    if is_half_on_cpu and query.shape[0] * query.shape[2] >= _MANY_ROWS:
+        # Torch's kernel for half precision takes twice as long on a processor.
+        return eager_attention_forward(attention, query, key, value, mask, attention.scaling)[0]
+    attended = nn.functional.scaled_dot_product_attention(
+        query, key, value, attn_mask=mask, scale=attention.scaling
+    )  # [B, H, K, d_v]
+    return attended.transpose(1, 2)
 
 
 class Slots:
@@ -168,9 +169,9 @@ class FoldedDecoder:
             self.visible = torch.cat([self.visible, self.own.expand(self.batch, -1, -1)], dim=2)
             mask = self._additive(self.visible)[:, None]  # [B, 1, K, n]
         for n, layer in enumerate(self.decoder.layers):
-            x = self._residual(layer.self_attn_residual, x, lambda y: self._attend_own(layer.self_attn, n, y, mask))  # noqa: B023
-            x = self._residual(layer.encoder_attn_residual, x, lambda y: self._attend_source(layer.encoder_attn, n, y))  # noqa: B023
-            x = self._residual(layer.feed_forward_residual, x, lambda y: self._feed_forward(layer.feed_forward, y))  # noqa: B023
+            x = self._residual(layer.self_attn_residual, x, self._attend_own, layer.self_attn, n, mask)
+            x = self._residual(layer.encoder_attn_residual, x, self._attend_source, layer.encoder_attn, n)
+            x = self._residual(layer.feed_forward_residual, x, self._feed_forward, layer.feed_forward)
         self.used += self.num_beams
         self.position += 1
         return x if self.decoder.layer_norm is None else self.decoder.layer_norm(x)
@@ -183,29 +184,29 @@ class FoldedDecoder:
         position = torch.full((1,), self.position, device=self.device)
         return decoder.place(embeds, position, self.position + 1)
 
-    def _residual(self, residual: Any, x: torch.Tensor, sublayer: Any) -> torch.Tensor:
+    def _residual(self, residual: Any, x: torch.Tensor, sublayer: Any, *arguments: Any) -> torch.Tensor:
         if residual.is_post:
-            return residual.layer_norm(sublayer(x).add_(x))
-        return sublayer(residual.layer_norm(x)).add_(x)
+            return residual.layer_norm(sublayer(x, *arguments).add_(x))
+        return sublayer(residual.layer_norm(x), *arguments).add_(x)
 
-    def _attend_own(self, attention: Any, n: int, x: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
+    def _attend_own(self, x: torch.Tensor, attention: Any, n: int, mask: torch.Tensor | None) -> torch.Tensor:
         query = self._heads(linear(x, attention.q_proj), self.batch, attention.d_k)
         new = [
             linear(x, map_).reshape(self.batch, self.num_beams, -1, width).transpose(1, 2)
             for map_, width in ((attention.k_proj, attention.d_k), (attention.v_proj, attention.d_v))
         ]
         key, value = self.slots[n].add(new, self.used)
-        return self._joined(attention, attend(query, key, value, mask, attention.scaling))
+        return self._joined(attention, attend(attention, query, key, value, mask))
 
-    def _attend_source(self, attention: Any, n: int, x: torch.Tensor) -> torch.Tensor:
+    def _attend_source(self, x: torch.Tensor, attention: Any, n: int) -> torch.Tensor:
         query = self._heads(linear(x, attention.q_proj), self.batch, attention.d_k)
         key, value = self.source[n]
-        return self._joined(attention, attend(query, key, value, self.source_mask, attention.scaling))
+        return self._joined(attention, attend(attention, query, key, value, self.source_mask))
 
     def _joined(self, attention: Any, heads: torch.Tensor) -> torch.Tensor:
-        return linear(heads.transpose(1, 2).reshape(self.batch * self.num_beams, -1), attention.out_proj)
+        return linear(heads.reshape(self.batch * self.num_beams, -1), attention.out_proj)
 
-    def _feed_forward(self, block: Any, x: torch.Tensor) -> torch.Tensor:
+    def _feed_forward(self, x: torch.Tensor, block: Any) -> torch.Tensor:
         return linear(block.activation(linear(x, block.fc1)), block.fc2)
 
     # ------------------------------------------------------------------ which hypotheses go on

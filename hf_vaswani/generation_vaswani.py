@@ -27,7 +27,7 @@ from transformers.generation import (
 )
 
 from .decoding_vaswani import FoldedDecoder
-from .search_vaswani import Rules, beam_search, greedy_search
+from .search_vaswani import IMPOSSIBLE, Rules, beam_search, greedy_search
 
 # Fields of ours in the generation configuration, and what a configuration without them means.
 _OWN_FIELDS = {
@@ -37,7 +37,6 @@ _OWN_FIELDS = {
 _PENALTY_TYPES = ("gnmt", "power")
 # What Seq2SeqTrainer writes on a model's generation configuration although nobody asked for it.
 _LIBRARY_MAX_LENGTH = 20
-_IMPOSSIBLE = -1.0e9
 
 
 def paper_generation_config(config: Any) -> GenerationConfig:
@@ -482,7 +481,7 @@ class VaswaniGenerationMixin(GenerationMixin):
         weakest = torch.where(
             is_sent_finished[:, : length_penalty.wanted].all(dim=-1, keepdim=True),
             beam_scores[:, length_penalty.wanted - 1 : length_penalty.wanted],
-            2 * _IMPOSSIBLE,
+            2 * IMPOSSIBLE,
         )
-        is_alive = running_beam_scores[:, :1] > _IMPOSSIBLE / 2
+        is_alive = running_beam_scores[:, :1] > IMPOSSIBLE / 2
         return is_early_stop_heuristic_unsatisfied & is_alive & (reachable > weakest)

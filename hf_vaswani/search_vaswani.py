@@ -12,7 +12,8 @@ from typing import Any
 
 import torch
 
-_IMPOSSIBLE = -1.0e9
+# The score that stands for "no hypothesis", here as in the library.
+IMPOSSIBLE = -1.0e9
 # Sentences that are done leave as soon as they are this share of the batch: leaving copies the others' states.
 _SHARE_TO_LEAVE = 0.125
 
@@ -89,7 +90,7 @@ class Finished:
 
     @classmethod
     def none(cls, batch: int, num_beams: int, device: Any) -> "Finished":
-        scores = torch.full((batch, num_beams), _IMPOSSIBLE, device=device)
+        scores = torch.full((batch, num_beams), IMPOSSIBLE, device=device)
         zeros = torch.zeros(batch, num_beams, dtype=torch.long, device=device)
         return cls(scores, zeros, zeros.clone(), zeros.clone())
 
@@ -102,7 +103,7 @@ class Finished:
         self, scores: torch.Tensor, is_new: torch.Tensor, length: int, parents: torch.Tensor, tokens: torch.Tensor
     ) -> None:
         """Take hypotheses [B, C] in, where they are new and among the best."""
-        merged = torch.cat([self.scores, torch.where(is_new, scores, _IMPOSSIBLE)], dim=1)
+        merged = torch.cat([self.scores, torch.where(is_new, scores, IMPOSSIBLE)], dim=1)
         self.scores, places = merged.topk(self.scores.shape[1], dim=1)
         lengths = torch.where(is_new, length, 0)
         self.lengths = torch.cat([self.lengths, lengths], dim=1).gather(1, places)
@@ -154,7 +155,7 @@ def beam_search(
     device = prompt.device
     count = max(2, 1 + len(rules.end_ids)) * num_beams
     running = torch.zeros(batch, num_beams, device=device)
-    running[:, 1:] = _IMPOSSIBLE  # all beams start alike: only the first counts
+    running[:, 1:] = IMPOSSIBLE  # all beams start alike: only the first counts
     sentences = torch.arange(batch, device=device)
     everything = Finished.none(batch, num_beams, device)
     finished = everything.kept(sentences)
@@ -174,7 +175,7 @@ def beam_search(
         is_new = is_end & is_top & ~is_done[:, None]
         if device.type != "cpu" or bool(is_new.any()):  # elsewhere looking costs more than adding nothing
             finished.add(best / (step + 1) ** penalty, is_new, step + 1, parents, new)
-        running, order = (best + is_end * _IMPOSSIBLE).topk(num_beams, dim=1)
+        running, order = (best + is_end * IMPOSSIBLE).topk(num_beams, dim=1)
         parents, tokens = parents.gather(1, order), new.gather(1, order)
         chosen.append((sentences, parents, tokens))
         step += 1

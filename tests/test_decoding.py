@@ -140,5 +140,9 @@ def test_attention_of_folded_beams(dtype, batch):
     scores = (query @ key.transpose(2, 3) * 0.5).masked_fill(~is_seen, -torch.inf)
     expected = scores.softmax(-1) @ value
     mask = torch.zeros(is_seen.shape, dtype=dtype).masked_fill(~is_seen, torch.finfo(dtype).min)
-    out = attend(query.to(dtype), key.to(dtype), value.to(dtype), mask, 0.5)
-    torch.testing.assert_close(out.float(), expected, atol=1e-5 if dtype == torch.float32 else 0.05, rtol=0.02)
+    attention = nn.Module().eval()
+    attention.scaling = 0.5
+    out = attend(attention, query.to(dtype), key.to(dtype), value.to(dtype), mask)
+    torch.testing.assert_close(
+        out.transpose(1, 2).float(), expected, atol=1e-5 if dtype == torch.float32 else 0.05, rtol=0.02
+    )
