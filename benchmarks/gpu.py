@@ -29,6 +29,7 @@ from train_step import Size, make_step, random_batch
 from transformers.utils import logging
 
 from hf_vaswani import VaswaniConfig, VaswaniForConditionalGeneration
+from hf_vaswani.training.dry_run_cost import count_flops
 from hf_vaswani.training.schedule import paper_optimizer, set_learning_rate
 
 # Dense bfloat16 TFLOP/s by what a device is called, from the makers' data sheets; the first that fits counts.
@@ -47,35 +48,18 @@ PEAK_TFLOPS = {
 
 
 # --------------------------------------------------------------------------- FLOPs
-def forward_flops(config: VaswaniConfig, pairs: int, src_length: int, tgt_length: int) -> int:
-    """FLOPs of the matrix products of one pass forward, two for each multiplication with its addition.
-
-        encoder layer:  2 S D (2 H d_k + 2 H d_v) + 2 H S^2 (d_k + d_v) + 4 S D F
-        decoder layer:  2 T D (2 H d_k + 2 H d_v) + 2 H T^2 (d_k + d_v)                      self-attention
-                      + 2 D (T + S) H d_k + 2 D (S + T) H d_v + 2 H T S (d_k + d_v)          cross-attention
-                      + 4 T D F
-        output:         2 T D V
-
-    for each pair, with S source and T target tokens. Looking embeddings up, norms, softmax and dropout count nothing.
+def step_flops(model: Any, size: Size) -> int:
+    """FLOPs of the matrix products of a step, forward and backward, counted on two pairs: pairs of a length cost alike.
 
     Args:
-        config (`VaswaniConfig`): of the model. pairs, src_length, tgt_length (`int`): of the batch, without padding.
+        model: ours. size (`Size`): of the step. The model's gradients are cleared.
 
-    Returns:
-        `int`: FLOPs. Backward takes twice as many: each product has one for either of its factors' gradients.
-
-    Source: Kaplan et al. 2020, section 2.1 (products forward, twice that backward).
     Choice: attention counts all T^2 places, as Chowdhery et al. 2022, appendix B, have it, though half are masked.
     """
-    s, t, d = src_length, tgt_length, config.d_model
-    heads, d_k, d_v = config.num_attention_heads, config.query_key_width, config.value_width
-    maps = 2 * d * heads * (2 * d_k + 2 * d_v)  # of one token through all four
-    feed_forward = 4 * d * config.d_ff
-    encoder = s * maps + 2 * heads * s * s * (d_k + d_v) + s * feed_forward
-    decoder = t * maps + 2 * heads * t * t * (d_k + d_v) + t * feed_forward
-    decoder += 2 * d * (t + s) * heads * (d_k + d_v) + 2 * heads * t * s * (d_k + d_v)
-    output = 2 * t * d * config.vocab_size
-    return pairs * (config.encoder_layers * encoder + config.decoder_layers * decoder + output)
+    batch = {key: value.to(model.device) for key, value in random_batch(size._replace(pairs=2)).items()}
+    flops = count_flops(model, batch)
+    model.zero_grad()
+    return flops * size.pairs // 2
 
 
 def peak_tflops(name: str | None) -> float | None:
@@ -161,6 +145,7 @@ def _train_case(
     size = Size(is_tiny, config.vocab_size, pairs, length, length)
     torch.manual_seed(0)
     model: Any = VaswaniForConditionalGeneration(config).to(device).train()
+    flops = step_flops(model, size)
     optimizer = paper_optimizer(model.parameters())
     set_learning_rate(optimizer, 1e-4)
     if is_compiled:
@@ -172,7 +157,6 @@ def _train_case(
     if device == "cuda":
         torch.cuda.reset_peak_memory_stats()
     seconds = seconds_of(step, device, warmups=1 if is_tiny else 3, repeats=1 if is_tiny else 7)
-    flops = 3 * forward_flops(config, pairs, length, length)
     return {
         "tokens": pairs * length,
         "seconds": seconds,

@@ -176,20 +176,17 @@ def test_scaling_counts_the_tokens_of_all_processes(run):
 
 
 # --------------------------------------------------------------------------- GPU
-@pytest.mark.parametrize("is_backward", [False, True])
-def test_flops_are_those_that_torch_counts(script, make_model, is_backward):
+def test_flops_are_those_that_torch_counts(script, make_model):
     from torch.utils.flop_counter import FlopCounterMode
 
-    model = make_model(attn_implementation="eager")
-    pairs, src_length, tgt_length = 3, 7, 5
-    src = torch.randint(3, 37, (pairs, src_length))
-    tgt = torch.randint(3, 37, (pairs, tgt_length))
+    gpu = script("gpu")
+    model = make_model(attn_implementation="eager").train()
+    size = gpu.Size(True, 37, 7, 9, 5)
     with FlopCounterMode(display=False) as counter:
-        loss = model(input_ids=src, attention_mask=torch.ones_like(src), labels=tgt).loss
-        if is_backward:
-            loss.backward()
-    expected = script("gpu").forward_flops(model.config, pairs, src_length, tgt_length)
-    assert counter.get_total_flops() == expected * (3 if is_backward else 1)
+        model(**gpu.random_batch(size)).loss.backward()
+    model.zero_grad()
+    assert gpu.step_flops(model, size) == counter.get_total_flops()
+    assert all(parameter.grad is None for parameter in model.parameters())
 
 
 @pytest.mark.parametrize(
