@@ -21,14 +21,13 @@ import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import nullcontext
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import torch
 from measuring import common_arguments, emit, in_child, machine, parse, report
-from train_step import Size, freed_memory_goes_back, make_model, make_optimizer, make_step, random_batch
+from train_step import Size, make_model, make_optimizer, make_step, random_batch, return_freed_memory
 
 FACTORS = {
     "length": [8, 16, 32, 64, 128, 256],
@@ -58,9 +57,13 @@ def size_at(factor: str, value: int, is_quick: bool) -> Size:
     return usual._replace(**changes[factor])
 
 
-def worker(size: Size, is_bf16: bool, repeats: int, rank: int, world: int, threads: int, folder: str) -> Iterator[None]:
+def worker(
+    size: Size, is_bf16: bool, repeats: int, for_memory: bool, rank: int, world: int, threads: int, folder: str
+) -> Iterator[None]:
     """One process of a point, for `in_child`: a step to warm up, then `repeats` steps, whose seconds it returns."""
     torch.set_num_threads(threads)
+    if for_memory:
+        return_freed_memory()
     if world > 1:
         torch.distributed.init_process_group(
             "gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=world, timeout=timedelta(minutes=10)
@@ -89,13 +92,10 @@ def worker(size: Size, is_bf16: bool, repeats: int, rank: int, world: int, threa
 def run_point(size: Size, is_bf16: bool, world: int, repeats: int, for_memory: bool) -> tuple[float, float]:
     """Median seconds of a step, and MiB of the process that took most."""
     threads = max(1, torch.get_num_threads() // world)
-    with (
-        tempfile.TemporaryDirectory() as folder,
-        freed_memory_goes_back() if for_memory else nullcontext(),
-        ThreadPoolExecutor(world) as pool,
-    ):
+    with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(world) as pool:
         waiting = [
-            pool.submit(in_child, worker, size, is_bf16, repeats, rank, world, threads, folder) for rank in range(world)
+            pool.submit(in_child, worker, size, is_bf16, repeats, for_memory, rank, world, threads, folder)
+            for rank in range(world)
         ]
         children = [one.result() for one in waiting]
     return statistics.median(children[0].result), max(child.peak_mib for child in children)

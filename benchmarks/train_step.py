@@ -15,21 +15,20 @@ losses without dropout and smoothing.
 
 Memory is the most that the resident size of a fresh process rises in a step above weights, gradients and optimizer
 state. These exist beforehand through a step of two tokens, and a step begins with the gradients gone, as in a loop. The
-C library is told to give freed memory back at once (MALLOC_TRIM_THRESHOLD_ and MALLOC_MMAP_THRESHOLD_, where it is
-glibc), else the peak would hold what earlier tensors have left. That costs time, so these steps are not timed.
+C library is told to give freed memory back at once (where it is glibc), else the peak would hold what earlier tensors
+have left. That costs time, so these steps are not timed.
 
 --compile runs ours under torch.compile as a recipe's `compile: true` does, over several lengths, and counts
 compilations; --profile prints where the time of ours goes.
 """
 
 import argparse
+import ctypes
 import gc
 import importlib.util
 import math
-import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
@@ -205,24 +204,17 @@ def equal_losses(size: Size) -> dict[str, float]:
 
 
 # --------------------------------------------------------------------------- memory
-@contextmanager
-def freed_memory_goes_back() -> Iterator[None]:
-    """Within, a process that is started gives freed memory back to the system at once (glibc only)."""
-    wanted = {"MALLOC_TRIM_THRESHOLD_": "0", "MALLOC_MMAP_THRESHOLD_": "65536"}
-    before = {name: os.environ.get(name) for name in wanted}
-    os.environ.update(wanted)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value
+def return_freed_memory() -> None:
+    """From now on this process gives freed memory back to the system at once (glibc only)."""
+    set_option = getattr(ctypes.CDLL(None), "mallopt", None)
+    if set_option is not None:
+        for option, value in ((-1, 0), (-3, 2**16)):  # M_TRIM_THRESHOLD, M_MMAP_THRESHOLD
+            set_option(option, value)
 
 
 def one_step(system: str, size: Size, is_bf16: bool) -> Iterator[None]:
     """One step in a process of its own, for `in_child`: measured once weights, gradients and Adam's state exist."""
+    return_freed_memory()
     model = make_model(system, size)
     optimizer = make_optimizer(model)
     tiny = random_batch(size._replace(pairs=1, src_length=2, tgt_length=2))
@@ -237,8 +229,7 @@ def one_step(system: str, size: Size, is_bf16: bool) -> Iterator[None]:
 
 def peak_of(system: str, size: Size, is_bf16: bool) -> float:
     """MiB beyond weights, gradients and optimizer state."""
-    with freed_memory_goes_back():
-        return in_child(one_step, system, size, is_bf16).peak_mib
+    return in_child(one_step, system, size, is_bf16).peak_mib
 
 
 # --------------------------------------------------------------------------- compilation
