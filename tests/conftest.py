@@ -27,6 +27,31 @@ TINY = {
 }
 
 
+# Files that start processes or train: they go first, so that no worker is left alone with one of them at the end.
+LONG_FILES = (
+    "test_examples",
+    "test_resume",
+    "test_benchmarks_training",
+    "test_benchmarks",
+    "test_cli_translate",
+    "test_quickstart",
+    "test_sharing",
+    "test_run",
+)
+
+
+def pytest_configure(config):
+    """Worker processes take files in the order below, not by their number of tests."""
+    if hasattr(config.option, "loadscopereorder"):
+        config.option.loadscopereorder = False
+
+
+def pytest_collection_modifyitems(items):
+    """Put the long files first; the order within a file stays."""
+    place = {name: number for number, name in enumerate(LONG_FILES)}
+    items.sort(key=lambda item: place.get(item.path.stem, len(place)))
+
+
 @pytest.fixture(autouse=True)
 def _fresh_accelerate_state():
     """Accelerate's state is one for all of a process; a test that chose a precision must not choose it for others."""
