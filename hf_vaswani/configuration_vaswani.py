@@ -80,6 +80,10 @@ class VaswaniConfig(PreTrainedConfig):
         encoder_layers, decoder_layers (`int`): N of each stack.
         num_attention_heads (`int`): h.
         d_k, d_v (`int`, *optional*): width of one head's queries and keys, and of its values; None: d_model / h.
+        kept_heads (`dict[str, list[int]]`, *optional*): of attentions that were pruned, which of the h heads are left,
+            by their numbers before any pruning: {"encoder.0": [0, 5], "cross.1": [2]}. The kinds are "encoder",
+            "decoder" and "cross". d_k and d_v stay what they were. An attention that is not named has all h heads.
+            Choice: an attention keeps at least one head; `hf_vaswani.analysis.pruning` writes this field.
         d_ff (`int`): inner width of the feed-forward sublayer.
         activation_function (`str`): name in transformers' `ACT2FN`; the paper's is "relu".
         dropout (`float`): P_drop of section 5.4, on sublayer outputs and on the sums of embeddings and positions.
@@ -134,6 +138,7 @@ class VaswaniConfig(PreTrainedConfig):
     encoder_layers: int = 6
     decoder_layers: int = 6
     num_attention_heads: int = 8
+    kept_heads: dict[str, list[int]] | None = None
     d_k: int | None = None
     d_v: int | None = None
     d_ff: int = 2048
@@ -261,6 +266,15 @@ class VaswaniConfig(PreTrainedConfig):
         """Width d_v of one head's values."""
         return self.d_v if self.d_v is not None else self.d_model // self.num_attention_heads
 
+    def heads_of(self, kind: str, layer: int) -> list[int]:
+        """Numbers, before any pruning, of the heads of one attention, in the order of its weights.
+
+        Args:
+            kind (`str`): "encoder", "decoder" (self-attention) or "cross". layer (`int`): from 0.
+        """
+        kept = (self.kept_heads or {}).get(f"{kind}.{layer}")
+        return list(range(self.num_attention_heads)) if kept is None else list(kept)
+
     @property
     def has_final_norm(self) -> bool:
         """Whether each stack ends in a LayerNorm of its own."""
@@ -301,6 +315,19 @@ class VaswaniConfig(PreTrainedConfig):
                 f"`position_offset` ({self.position_offset}) must be 0 or more, and 0 with a learned table: leave out "
                 "the table's first rows instead."
             )
+
+    def validate_kept_heads(self) -> None:
+        layers = {"encoder": self.encoder_layers, "decoder": self.decoder_layers, "cross": self.decoder_layers}
+        places = [f"{kind}.{layer}" for kind, count in layers.items() for layer in range(count)]
+        for place, heads in (self.kept_heads or {}).items():
+            if place not in places:
+                raise ValueError(f"`kept_heads` names {place!r}; this model has {', '.join(places)}.")
+            known = list(range(self.num_attention_heads))
+            if not heads or heads != [one for one in known if one in heads]:
+                raise ValueError(
+                    f"`kept_heads` of {place!r} must be ascending numbers from 0 to {known[-1]}, at least one, got "
+                    f"{heads!r}."
+                )
 
     def validate_rates(self) -> None:
         for name in ("dropout", "attention_dropout", "activation_dropout", "label_smoothing"):

@@ -131,12 +131,14 @@ def attend_somewhere(attention_mask: torch.Tensor | None) -> torch.Tensor | None
 class VaswaniAttention(nn.Module):
     """MultiHead(Q, K, V) = Concat(head_1 .. head_h) W^O, head_i = Attention(Q W_i^Q, K W_i^K, V W_i^V).
 
-    The h projections of one kind are one matrix: rows i d_k to (i + 1) d_k of `q_proj` are W_i^Q.
+    The h projections of one kind are one matrix: rows i d_k to (i + 1) d_k of `q_proj` are W_i^Q. An attention whose
+    heads were pruned (`config.kept_heads`) has fewer of these rows; `kind` says where it stands: "encoder", "decoder"
+    or "cross".
 
     Source: Vaswani et al. 2017, section 3.2.2.
     """
 
-    def __init__(self, config: VaswaniConfig, is_causal: bool = False, layer_idx: int = 0):
+    def __init__(self, config: VaswaniConfig, is_causal: bool = False, layer_idx: int = 0, kind: str = "encoder"):
         super().__init__()
         self.config = config
         self.layer_idx = layer_idx
@@ -145,7 +147,7 @@ class VaswaniAttention(nn.Module):
         self.d_k, self.d_v = config.query_key_width, config.value_width
         self.scaling = self.d_k**-0.5
         self.dropout = config.attention_dropout
-        heads, bias = config.num_attention_heads, config.attention_bias
+        heads, bias = len(config.heads_of(kind, layer_idx)), config.attention_bias
         self.q_proj = nn.Linear(config.d_model, heads * self.d_k, bias=bias)
         self.k_proj = nn.Linear(config.d_model, heads * self.d_k, bias=bias)
         self.v_proj = nn.Linear(config.d_model, heads * self.d_v, bias=bias)
@@ -255,9 +257,9 @@ class VaswaniDecoderLayer(GradientCheckpointingLayer):
 
     def __init__(self, config: VaswaniConfig, layer_idx: int):
         super().__init__()
-        self.self_attn = VaswaniAttention(config, is_causal=True, layer_idx=layer_idx)
+        self.self_attn = VaswaniAttention(config, is_causal=True, layer_idx=layer_idx, kind="decoder")
         self.self_attn_residual = VaswaniResidual(config)
-        self.encoder_attn = VaswaniAttention(config, layer_idx=layer_idx)
+        self.encoder_attn = VaswaniAttention(config, layer_idx=layer_idx, kind="cross")
         self.encoder_attn_residual = VaswaniResidual(config)
         self.feed_forward = VaswaniFeedForward(config)
         self.feed_forward_residual = VaswaniResidual(config)

@@ -7,7 +7,19 @@ import sys
 from collections.abc import Sequence
 
 from ..data.corpus import CorpusError
-from . import average, evaluate, export_model, import_model, quickstart, score, self_test, train, translate
+from . import (
+    average,
+    evaluate,
+    export_model,
+    heads,
+    import_model,
+    prune,
+    quickstart,
+    score,
+    self_test,
+    train,
+    translate,
+)
 from .output import Terminated, UserError, stopped
 
 _BROKEN_PIPE = 128 + 13  # what a shell reports of a program that SIGPIPE ended
@@ -31,6 +43,8 @@ def build_parser() -> argparse.ArgumentParser:
     self_test.add_parser(commands)
     import_model.add_parser(commands)
     export_model.add_parser(commands)
+    heads.add_parser(commands)
+    prune.add_parser(commands)
     return parser
 
 

@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from .foreign import ConversionError, check_vocabulary
+from .foreign import ConversionError, check_all_heads, check_vocabulary
 
 QUANTIZATIONS = (
     "float32", "float16", "bfloat16", "int16", "int8", "int8_float32", "int8_float16", "int8_bfloat16",
@@ -307,6 +307,7 @@ def _spec(model: Any) -> Any:
     from ctranslate2.specs import common_spec, transformer_spec
 
     config = model.config
+    check_all_heads(config, "CTranslate2")
     if config.activation_function not in _ACTIVATIONS:
         raise ConversionError(
             f"`activation_function` is {config.activation_function!r}, which CTranslate2 does not compute; it has "

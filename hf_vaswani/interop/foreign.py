@@ -277,3 +277,21 @@ def check_vocabulary(pieces: int, rows: int, where: str) -> list[int]:
             "row. Are they of one model? A token that was added later must be taken out of the vocabulary file."
         )
     return list(range(pieces, rows))
+
+
+def check_all_heads(config: Any, program: str) -> None:
+    """Refuse a model with pruned heads for a program that has one number of heads for all attentions.
+
+    Args:
+        config (`VaswaniConfig`): of the model that is to be exported. program (`str`): the other program's name.
+
+    Raises:
+        ConversionError: `kept_heads` names an attention that lacks heads.
+    """
+    all_heads = list(range(config.num_attention_heads))
+    pruned = [place for place, kept in (config.kept_heads or {}).items() if kept != all_heads]
+    if pruned:
+        raise ConversionError(
+            f"Heads were pruned from {_some(pruned)} (`kept_heads`), and {program} has {len(all_heads)} heads in every "
+            "attention. Export the model from before the pruning."
+        )

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from ..configuration_vaswani import VaswaniConfig
-from .foreign import ConversionError
+from .foreign import ConversionError, check_all_heads
 
 # Entry of config.json with all that an import needs to undo the export.
 RESTORE_KEY = "vaswani"
@@ -179,6 +179,7 @@ def restore(
 # ---------------------------------------------------------------------- what can be
 def _check(config: VaswaniConfig, state: Mapping[str, torch.Tensor]) -> list[str]:
     """Refuse by name what a MarianMTModel cannot be; sentences for what it can be all the same."""
+    check_all_heads(config, "a MarianMTModel")
     width, heads = config.d_model, config.num_attention_heads
     wrong: dict[str, bool] = {
         "norm_position": config.norm_position != "post",

@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from .foreign import ConversionError
+from .foreign import ConversionError, check_all_heads
 
 ENCODER, DECODER, DECODER_WITH_PAST = "encoder_model.onnx", "decoder_model.onnx", "decoder_with_past_model.onnx"
 DATA_FILE = "model.onnx_data"
@@ -63,6 +63,7 @@ def export(model: Any, tokenizer: Any, out: Path, quantization: str | None = Non
     """
     if quantization not in (None, *QUANTIZATIONS):
         raise ConversionError(f"There is no quantization {quantization!r} for ONNX. It has {', '.join(QUANTIZATIONS)}.")
+    check_all_heads(model.config, "the ONNX export")
     try:
         import onnx
     except ImportError as error:
