@@ -52,7 +52,7 @@ def test_layer_and_head_are_chosen(model, tokenizer):
         torch.testing.assert_close(picture.weights, reference_weights(model, tokenizer, target, layer)[head])
     with pytest.raises(ValueError, match="3 layers"):
         attention_figure(model, tokenizer, SOURCE, target, layer=3)
-    with pytest.raises(ValueError, match="head from 0 to 1"):
+    with pytest.raises(ValueError, match="heads 0 to 1"):
         attention_figure(model, tokenizer, SOURCE, target, heads=2)
     with pytest.raises(ValueError, match="blank"):
         attention_figure(model, tokenizer, "  ")

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from ..data.corpus import CorpusError
 from . import (
+    attention,
     average,
     evaluate,
     export_model,
@@ -43,6 +44,7 @@ def build_parser() -> argparse.ArgumentParser:
     self_test.add_parser(commands)
     import_model.add_parser(commands)
     export_model.add_parser(commands)
+    attention.add_parser(commands)
     heads.add_parser(commands)
     prune.add_parser(commands)
     return parser
