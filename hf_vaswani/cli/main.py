@@ -10,6 +10,8 @@ from ..data.corpus import CorpusError
 from . import (
     attention,
     average,
+    complexity,
+    cost,
     evaluate,
     export_model,
     heads,
@@ -47,6 +49,8 @@ def build_parser() -> argparse.ArgumentParser:
     attention.add_parser(commands)
     heads.add_parser(commands)
     prune.add_parser(commands)
+    complexity.add_parser(commands)
+    cost.add_parser(commands)
     return parser
 
 
