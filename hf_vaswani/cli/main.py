@@ -12,6 +12,7 @@ from . import (
     average,
     complexity,
     cost,
+    demo,
     evaluate,
     export_model,
     heads,
@@ -51,6 +52,7 @@ def build_parser() -> argparse.ArgumentParser:
     prune.add_parser(commands)
     complexity.add_parser(commands)
     cost.add_parser(commands)
+    demo.add_parser(commands)
     return parser
 
 
