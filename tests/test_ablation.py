@@ -61,7 +61,7 @@ def test_big_has_twice_the_widths_and_three_times_the_updates():
 
 
 def test_a_base_that_cannot_be_divided_is_named():
-    with pytest.raises(ValueError, match="^Row A-h16: 16 heads cannot share a width of 24"):
+    with pytest.raises(ValueError, match=r"^Row A-h16: 16 heads cannot share a width of 24"):
         row_changes("A-h16", VaswaniConfig(d_model=24, d_ff=40, num_attention_heads=8))
     with pytest.raises(ValueError, match="Row C-dff1024 takes 1024/2048 of `d_ff`, and 41"):
         row_changes("C-dff1024", VaswaniConfig(d_model=24, d_ff=41, num_attention_heads=4))

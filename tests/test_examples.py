@@ -35,9 +35,11 @@ PARAMETERS = {
     "multi30k_en_de_tiny": (2_562_048, None),
     "tatoeba_de_en": (4_112_256, None),
     "ablation_tatoeba": (1_639_936, None),
+    "parsing_craft": (1_895_936, None),
+    "parsing_wsj": (133_906_432, None),
 }
 # Pieces of the tokenizers that recipes name by path.
-PIECES = {"multi30k_en_de_tiny": 9712}
+PIECES = {"multi30k_en_de_tiny": 9712, "parsing_craft": 4000, "parsing_wsj": 16000}
 TINY = """
 output: {output}
 source_language: de

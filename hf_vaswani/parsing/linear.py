@@ -1,0 +1,52 @@
+"""Trees as the sequences that a translation model writes, and the pieces that they are made of.
+
+    (S (NP (PRP They)) (VP (VBP wait)) (. .))   becomes   (S (NP XX )NP (VP XX )VP XX )S
+
+Source: Vinyals et al. 2015, "Grammar as a Foreign Language", section 2.1 and figure 2, with one "XX" for every tag as
+in section 3.1; the paper's section 6.3 writes trees in the same way. The words are not in the sequence: the i-th "XX"
+is the i-th word.
+"""
+
+from collections.abc import Iterable
+
+from .trees import CLOSE, LEAF, TOP, Tree
+
+WORD = "XX"
+
+__all__ = ["TOP", "WORD", "linear_text", "linearize", "reserved_pieces"]
+
+
+def linearize(tree: Tree) -> list[str]:
+    """The sequence of a tree, its top left out.
+
+    Args:
+        tree (`Tree`): with `TOP` at its top; several children give one sequence after another.
+
+    Returns:
+        `list[str]`: "(NP", ")NP" and "XX".
+    """
+    found = []
+    for event, node in list(tree.walk())[1:-1]:
+        found.append(WORD if event == LEAF else f"){node.label}" if event == CLOSE else f"({node.label}")
+    return found
+
+
+def linear_text(tree: Tree) -> str:
+    """The sequence as a line of text: every part with a blank before it, the first one too.
+
+    With its blank each part is one piece of the vocabulary, and no part can be taken for the beginning of another.
+    """
+    return "".join(f" {part}" for part in linearize(tree))
+
+
+def reserved_pieces(trees: Iterable[Tree]) -> list[str]:
+    """The pieces of all sequences over these trees' labels, for `VaswaniTokenizer.train(…, reserved=…)`.
+
+    Args:
+        trees (`Iterable[Tree]`): the training part.
+
+    Returns:
+        `list[str]`: " XX", and an opening and a closing piece for each label.
+    """
+    labels = {node.label for tree in trees for event, node in list(tree.walk())[1:-1] if event != LEAF}
+    return [f" {WORD}", *(f" {bracket}{label}" for label in sorted(labels) for bracket in "()")]
