@@ -131,6 +131,17 @@ def test_modules_of_an_import_are_told_by_their_own_time(script):
     assert [row["own ms"] for row in rows] == sorted((row["own ms"] for row in rows), reverse=True)
 
 
+# --------------------------------------------------------------------------- pruning
+def test_pruning_is_timed_beside_the_masked_model_and_the_two_are_the_same(run):
+    figures, tables = run("prune", "--quick")
+    for one in figures["choices"].values():
+        assert one["gap"] < 1e-5
+        assert one["bytes"]["pruned"] < one["bytes"]["whole"]
+        assert one["forward_over_masked"]["median"] > 0
+        assert set(one["search_s"]) == {"whole", "pruned"}
+    assert "bytes, pruned / whole" in tables
+
+
 # --------------------------------------------------------------------------- scaling
 def test_one_factor_changes_at_a_time(script):
     scaling = script("train_scaling")
