@@ -2,7 +2,7 @@
 
     t=../shared/data/treebank_craft
     python examples/parsing.py prepare runs/craft --train $t/craft.train.trees.gz --valid $t/craft.dev.trees.gz \
-        --test $t/craft.test.trees.gz --vocab-size 4000
+        --test $t/craft.test.trees.gz --vocab-size 4000 --tags
     hf-vaswani train examples/recipes/parsing_craft.yaml
     python examples/parsing.py parse runs/parsing_craft/model $t/craft.test.trees.gz -o runs/craft/test.predicted
     python examples/parsing.py score $t/craft.test.trees.gz runs/craft/test.predicted
@@ -52,7 +52,7 @@ def prepare(arguments: argparse.Namespace) -> int:
     parts = {
         name: treebank(getattr(arguments, name)) for name in ("train", "valid", "test") if getattr(arguments, name)
     }
-    reserved = reserved_pieces(parts["train"])
+    reserved = reserved_pieces(parts["train"], arguments.tags)
     words_of_train = (" ".join(tree.words()) for tree in parts["train"])
     tokenizer = VaswaniTokenizer.train(words_of_train, arguments.vocab_size, reserved=reserved)
     arguments.out.mkdir(parents=True, exist_ok=True)
@@ -60,7 +60,7 @@ def prepare(arguments: argparse.Namespace) -> int:
         kept = [tree for tree in trees if tree.children]
         for ending, lines in (
             ("words", (" ".join(tree.words()) for tree in kept)),
-            ("brackets", map(linear_text, kept)),
+            ("brackets", (linear_text(tree, arguments.tags) for tree in kept)),
         ):
             text = "".join(f"{line}\n" for line in lines)
             (arguments.out / f"{name}.{ending}").write_text(text, encoding="utf-8", newline="\n")
@@ -69,10 +69,10 @@ def prepare(arguments: argparse.Namespace) -> int:
         say(f"{name}: {len(kept):,} trees, {words:,} words, {sum(map(len, map(linearize, kept))):,} parts{empty}")
     known = set(reserved)
     for name, trees in parts.items():
-        new = Counter(f" {part}" for tree in trees for part in linearize(tree))
+        new = Counter(f" {part}" for tree in trees for part in linearize(tree, arguments.tags))
         strange = {part: count for part, count in new.items() if part not in known}
         if strange:
-            say(f"{name}: {sum(strange.values()):,} brackets with labels that train has not: {' '.join(strange)}")
+            say(f"{name}: {sum(strange.values()):,} parts that train has not: {' '.join(strange)}")
     tokenizer.save_pretrained(arguments.out / "tokenizer")
     say(f"{len(tokenizer):,} pieces, {len(reserved)} of them parts of trees")
     return 0
@@ -141,6 +141,7 @@ def read_arguments() -> argparse.Namespace:
     for name in ("train", "valid", "test"):
         one.add_argument(f"--{name}", type=Path, nargs="+", required=name != "test", metavar="TREES")
     one.add_argument("--vocab-size", type=int, default=16000, help="pieces (default: 16,000, as in the paper)")
+    one.add_argument("--tags", action="store_true", help="the tag of each word in the sequence: learned with fewer trees")
     one.set_defaults(run=prepare)
     one = commands.add_parser("parse", help="write the tree of each sentence")
     one.add_argument("model")

@@ -358,7 +358,9 @@ def test_activations_are_measured_with_the_largest_batch(make_model):
     least = sum(kept.values()) - memory.weights_bytes
     del loss
     assert least > 20 * 2**20
-    assert least < memory.activation_bytes < 3 * least
+    # Above what is kept for the backward pass come its own temporaries and the buffers of the matrix library, whose
+    # size depends on the processor.
+    assert least < memory.activation_bytes < 3 * least + 32 * 2**20
 
 
 def test_on_an_accelerator_its_own_peak_is_taken_from_the_state_before():

@@ -194,10 +194,13 @@ def test_every_format_leaves_the_model_alone_and_stays_near_it(byte_tokenizer, t
     stored = read_model_file(tmp_path / "out" / "model.bin").tensors
     kind = quantization.split("_")[0]
     assert str(stored["encoder/layer_0/ffn/linear_0/weight"].dtype) == f"torch.{kind}"
-    assert_same_within(model, Ct2Folder(tmp_path / "out"), {"float32": 1e-4, "float16": 0.02}.get(kind, 0.35))
+    assert_same_within(model, tmp_path / "out", {"float32": 1e-4, "float16": 0.02, "int16": 0.02}.get(kind, 0.1))
 
 
-def assert_same_within(model, folder, tolerance):
+def assert_same_within(model, path, tolerance):
+    # Computed in float32: on a processor without instructions for int8 the products of 8 bits may overflow, which says
+    # nothing about what is stored.
+    folder = Ct2Folder(path, compute_type="float32")
     (source, *_), start = sources_of(model), model.config.decoder_start_token_id
     (found,) = folder.logits([source], [[start, 5]])
     assert np.abs(found - own_logits(model, source, [start, 5])).max() < tolerance

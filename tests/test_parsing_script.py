@@ -54,11 +54,15 @@ def test_sentences_sequences_and_tokenizer_are_written_and_what_is_left_out_is_c
     assert (out / "train.words").read_text() == "The dog barks .\nGo home\nIt ran to the house\n"
     assert (out / "train.brackets").read_text().splitlines()[1] == " (S (VP XX (ADVP XX )ADVP )VP )S"
     assert "train: 3 trees, 11 words, 33 parts, 1 left out that hold no word" in said
-    assert "valid: 2 brackets with labels that train has not:  (INTJ  )INTJ" in said
+    assert "valid: 2 parts that train has not:  (INTJ  )INTJ" in said
     tokenizer = VaswaniTokenizer.from_pretrained(out / "tokenizer")
     assert len(tokenizer) == 272
     line = (out / "train.brackets").read_text().splitlines()[0]
     assert len(tokenizer(text_target=line)["input_ids"]) == len(line.split()) + 1
+
+    assert script("prepare", out, *texts[:-1], 282, "--tags") == 0
+    assert (out / "train.brackets").read_text().splitlines()[1] == " (S (VP XX/VB (ADVP XX/RB )ADVP )VP )S"
+    assert "valid: 3 parts that train has not:  (INTJ  XX/UH  )INTJ" in capsys.readouterr().err
 
 
 def test_a_model_parses_every_sentence_and_the_trees_are_scored(prepared, script, make_model, capsys):

@@ -131,15 +131,20 @@ def test_the_sequence_has_no_words_and_one_part_for_every_tag():
     tree = one("(S (NP (PRP They)) (VP (VBP wait)) (. .))")
     assert linear_text(tree) == " (S (NP XX )NP (VP XX )VP XX )S"
     assert linear_text(one("( (S (A a)) (S (B b)))")) == " (S XX )S (S XX )S"
+    assert linear_text(tree, with_tags=True) == " (S (NP XX/PRP )NP (VP XX/VBP )VP XX/. )S"
 
 
-def test_every_part_is_one_piece_of_the_tokenizer_and_comes_back():
-    trees = [one("(S (SBAR (A a) (B b)) (SB (C c)) (NP-X (D d)))"), one("(XX (A a))")]
-    tokenizer = VaswaniTokenizer.train(["a b c d"] * 3, 300, reserved=reserved_pieces(trees), allow_fewer=True)
+@pytest.mark.parametrize("with_tags", [False, True])
+def test_every_part_is_one_piece_of_the_tokenizer_and_comes_back(with_tags):
+    trees = [one("(S (SBAR (A a) (B b)) (SB (C c)) (NP-X (-LRB- d) (NNS d) (NN d)))"), one("(XX (/ a))")]
+    reserved = reserved_pieces(trees, with_tags)
+    assert len(reserved) == len(set(reserved)) == 10 + (1 + 7 if with_tags else 1)
+    tokenizer = VaswaniTokenizer.train(["a b c d"] * 3, 300, reserved=reserved, allow_fewer=True)
     for tree in trees:
-        ids = tokenizer(text_target=linear_text(tree))["input_ids"]
+        text = linear_text(tree, with_tags)
+        ids = tokenizer(text_target=text)["input_ids"]
         assert len(ids) == len(linearize(tree)) + 1
-        assert tokenizer.decode(ids) == linear_text(tree)
+        assert tokenizer.decode(ids) == text
 
 
 @st.composite
@@ -153,7 +158,7 @@ def trees(draw):
             stack[-1].children.append(node)
             stack.append(node)
         elif step == "w":
-            stack[-1].children.append(Tree("T", word=f"w{count}"))
+            stack[-1].children.append(Tree(f"T/{count % 3}", word=f"w{count}"))
             count += 1
         elif len(stack) > 1:
             stack.pop()
@@ -164,12 +169,14 @@ def trees(draw):
 @settings(max_examples=150, deadline=None)
 def test_a_tree_becomes_a_sequence_and_the_same_tree_again_without_repair(tree):
     words = tree.words()
-    again, repairs = rebuild(linearize(tree), words, ["T"] * len(words))
+    again, repairs = rebuild(linearize(tree), words, [leaf.label for leaf in tree.leaves()])
     assert again == tree
+    assert rebuild(linearize(tree, with_tags=True), words) == (tree, repairs)
+    assert [leaf.label for leaf in rebuild(linearize(tree), words)[0].leaves()] == ["XX"] * len(words)
     assert bool(repairs) == bool(words and not any(part.startswith("(") for part in linearize(tree)))
 
 
-PARTS = st.lists(st.sampled_from(["(S", "(NP", ")S", ")NP", ")", "XX", "oops", "(", "()", "((", ")TOP"]), max_size=25)
+PARTS = st.lists(st.sampled_from(["(S", "(NP", ")S", ")NP", ")", "XX", "XX/T", "oops", "(", "()", "((", ")TOP"]), max_size=25)
 
 
 @given(PARTS, st.integers(0, 8))

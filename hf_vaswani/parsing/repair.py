@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
-from .linear import WORD
+from .linear import TAGGED, WORD
 from .trees import LEAF, TOP, Tree
 
 
@@ -42,8 +42,9 @@ def rebuild(parts: Sequence[str], words: Sequence[str], tags: Sequence[str] | No
     """The tree that a sequence means, over exactly the given words.
 
     Args:
-        parts (`Sequence[str]`): "(NP", ")NP" or ")" (whatever is open), and "XX".
-        words (`Sequence[str]`): of the sentence. tags (`Sequence[str]`, *optional*): one a word; default "XX".
+        parts (`Sequence[str]`): "(NP", ")NP" or ")" (whatever is open), and "XX" or "XX/NN".
+        words (`Sequence[str]`): of the sentence. tags (`Sequence[str]`, *optional*): one a word; default: those of the
+            parts, and "XX" where a part has none.
 
     Returns:
         `Tree` with `TOP` at its top, and `Repairs`, false where the sequence was well formed.
@@ -51,20 +52,19 @@ def rebuild(parts: Sequence[str], words: Sequence[str], tags: Sequence[str] | No
     Choice: a close of a bracket that is open further out closes all within it. Words left over go to the innermost
     bracket that is still open, else to the last constituent below the top, where a sentence's full stop stands.
     """
-    tags = [WORD] * len(words) if tags is None else tags
     top, repairs = Tree(TOP), Repairs()
     stack, placed = [top], 0
 
-    def place(node: Tree) -> None:
+    def place(node: Tree, tag: str = WORD) -> None:
         nonlocal placed
-        node.children.append(Tree(tags[placed], word=words[placed]))
+        node.children.append(Tree(tag if tags is None else tags[placed], word=words[placed]))
         placed += 1
 
     has_bracket = False
     for part in parts:
-        if part == WORD:
+        if part == WORD or part.startswith(TAGGED):
             if placed < len(words):
-                place(stack[-1])
+                place(stack[-1], part.removeprefix(TAGGED) or WORD)
             else:
                 repairs.extra_words += 1
         elif part.startswith("(") and len(part) > 1:
