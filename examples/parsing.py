@@ -141,7 +141,7 @@ def read_arguments() -> argparse.Namespace:
     for name in ("train", "valid", "test"):
         one.add_argument(f"--{name}", type=Path, nargs="+", required=name != "test", metavar="TREES")
     one.add_argument("--vocab-size", type=int, default=16000, help="pieces (default: 16,000, as in the paper)")
-    one.add_argument("--tags", action="store_true", help="the tag of each word in the sequence: learned with fewer trees")
+    one.add_argument("--tags", action="store_true", help="the tag of each word too: learned with fewer trees")
     one.set_defaults(run=prepare)
     one = commands.add_parser("parse", help="write the tree of each sentence")
     one.add_argument("model")
