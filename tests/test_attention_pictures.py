@@ -10,8 +10,10 @@ import torch
 from hf_vaswani import VaswaniTokenizer
 from hf_vaswani.analysis import AttentionWeights, attention_weights, draw_attentions, merge_words
 from hf_vaswani.analysis.attention import find_piece
+from hf_vaswani.analysis.head_masks import Head
 from hf_vaswani.analysis.heat_map import MAX_PIECES
 from hf_vaswani.analysis.line_drawing import MAX_HEADS, head_colours
+from hf_vaswani.analysis.pruning import prune_heads
 from hf_vaswani.analysis.words import word_groups
 from hf_vaswani.cli.main import main
 
@@ -277,12 +279,19 @@ def test_search_settings_with_a_given_target_are_refused(model, tokenizer):
         attention_weights(model, tokenizer, SOURCE, TARGET, num_beams=3)
 
 
-def test_bertviz_takes_our_outputs(model, tokenizer):
+@pytest.mark.parametrize("kinds", [(), ("encoder",), ("decoder", "cross")])
+def test_bertviz_takes_our_outputs(make_model, tokenizer, kinds):
+    """With stacks unlike in depth, and a layer that lost heads."""
     bertviz = pytest.importorskip("bertviz", reason="needs bertviz")
-    found = attention_weights(model, tokenizer, SOURCE, TARGET)
+    model = make_model(vocab_size=len(tokenizer), encoder_layers=3, decoder_layers=2)
+    found = attention_weights(prune_heads(model, [Head("encoder", 1, 0)]), tokenizer, SOURCE, TARGET)
+    assert len(found.encoder[1]) < len(found.encoder[0])
+    given = found.for_bertviz(*kinds)
+    assert given["include_layers"] == list(range(3 if kinds == ("encoder",) else 2))
     for view in (bertviz.head_view, bertviz.model_view):
-        page = view(**found.for_bertviz(), html_action="return").data
-        for piece in (found.source_pieces[0], found.decoder_pieces[1]):
+        page = view(**given, html_action="return").data
+        pieces = {"encoder": found.source_pieces[0], "decoder": found.decoder_pieces[1]}
+        for piece in (pieces[kind] for kind in kinds or pieces if kind in pieces):
             assert json.dumps(piece)[1:-1] in page
 
 

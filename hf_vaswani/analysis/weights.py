@@ -104,18 +104,30 @@ class AttentionWeights:
             raise ValueError(f"head {number} does not exist: layer {layer} ({kind}) has {known}.")
         return weights[numbers.index(number)]
 
-    def for_bertviz(self) -> dict[str, Any]:
-        """Arguments for `head_view` and `model_view` of bertviz, which draw encoder, decoder and cross attention.
+    def for_bertviz(self, *kinds: str) -> dict[str, Any]:
+        """Arguments for `head_view` and `model_view` of bertviz.
+
+        Args:
+            kinds (`str`): "encoder", "decoder", "cross"; default: all three. bertviz has one picker of layers for all
+                that it is given, so that of stacks unlike in depth only the layers are drawn that each of them has:
+                ask for one kind to see the others.
 
         Returns:
-            `dict`: the weights of each kind as tuples of [1, H, rows, columns], and the tokens of both sides.
+            `dict`: the weights of each kind as tuples of [1, H, rows, columns], the tokens of both sides, and the
+            layers. A layer with fewer heads than others (pruned ones) ends in heads of zeros.
         """
+        stacks = {kind: getattr(self, kind) for kind in kinds or ("encoder", "decoder", "cross")}
+        heads = max(len(one) for layers in stacks.values() for one in layers)
         return {
-            "encoder_attention": tuple(one[None] for one in self.encoder),
-            "decoder_attention": tuple(one[None] for one in self.decoder),
-            "cross_attention": tuple(one[None] for one in self.cross),
+            **{
+                f"{kind}_attention": tuple(
+                    torch.nn.functional.pad(one, (0, 0, 0, 0, 0, heads - len(one)))[None] for one in layers
+                )
+                for kind, layers in stacks.items()
+            },
             "encoder_tokens": self.source_pieces,
             "decoder_tokens": self.decoder_pieces,
+            "include_layers": list(range(min(map(len, stacks.values())))),
         }
 
 
