@@ -240,6 +240,7 @@ def test_decode_prints_all_systems(capsys, tmp_path):
     assert "aten::" not in table
 
 
+@pytest.mark.slow
 def test_decode_does_without_ctranslate2_one_by_one_and_profiled(capsys, monkeypatch):
     monkeypatch.setattr(script("peers"), "has_ctranslate2", lambda: False)
     arguments = ["--repeats", "2", "--batch", "1", "--biases", "--beams", "2", "--profile"]
@@ -254,6 +255,7 @@ def test_decode_does_without_ctranslate2_one_by_one_and_profiled(capsys, monkeyp
     assert "aten::" in table
 
 
+@pytest.mark.slow
 def test_corpus_compares_whole_commands_line_by_line(capsys, tmp_path):
     lines = ["Zwei Männer stehen am Herd und kochen.", "Ein Hund läuft.", "Wo ist der Bahnhof, bitte?"]
     (tmp_path / "test.de").write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
@@ -290,6 +292,7 @@ def test_decode_scaling_prints_and_draws_factor_by_factor(capsys, tmp_path):
     assert (tmp_path / "out.png").read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.slow
 def test_decode_scaling_tells_memory_by_shape_and_as_measured(capsys):
     figures, table = run_script(capsys, "decode_scaling", "--repeats", "1", "--factors", "source_tokens", "new_tokens")
     assert all(row["ours_peak_mib"] > 0 and row["MarianMT_peak_mib"] > 0 for row in figures["points"])

@@ -94,6 +94,7 @@ def test_compiled_steps_count_their_compilations(run):
     assert one["rows"][0]["compilations"] >= 1
 
 
+@pytest.mark.slow
 def test_an_epoch_gives_both_trainers_the_same_text(run):
     if not MULTI30K.is_dir():
         pytest.skip(f"{MULTI30K} is not there")
@@ -132,6 +133,7 @@ def test_modules_of_an_import_are_told_by_their_own_time(script):
 
 
 # --------------------------------------------------------------------------- pruning
+@pytest.mark.slow
 def test_pruning_is_timed_beside_the_masked_model_and_the_two_are_the_same(run):
     figures, tables = run("prune", "--quick")
     for one in figures["choices"].values():
@@ -241,6 +243,7 @@ def test_the_gpu_script_rehearses_on_a_processor(run, tmp_path, monkeypatch):
     assert (tmp_path / "gpu.txt").read_text() in tables
 
 
+@pytest.mark.slow
 def test_the_gpu_script_ends_by_its_minutes(run):
     figures, tables = run("gpu", "--cpu-rehearsal", "--minutes", "0")
     assert all(row["left_out"] == "no time left" for row in figures["training"] + figures["decoding"])

@@ -72,13 +72,13 @@ def test_chrf_and_chrf_plus_plus_with_their_first_smoothing_to_the_fourth_decima
 
 
 @needs_check
-@pytest.mark.parametrize("row", systems(2, WMT17.values()))
+@pytest.mark.parametrize("row", systems(1, WMT17.values()))
 def test_ter(row):
     assert f"{ter_score(*wmt17(row)).score / 100:.3f}" == row["ter"]
 
 
 @needs_check
-@pytest.mark.parametrize("row", systems(2, WMT17.values()))
+@pytest.mark.parametrize("row", systems(1, WMT17.values()))
 def test_splitting_compounds_reads_higher_than_leaving_them(row):
     found = compound_split_bleu_score(*wmt17(row))
     assert found.score > tokenised_bleu_score(*wmt17(row), "de").score + 0.05

@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import psutil
@@ -344,6 +345,8 @@ class Running:
         self.process = subprocess.Popen(
             [sys.executable, "-m", "hf_vaswani.cli", "translate", *map(str, arguments)], env=environment,
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+            # What a shell starts in the background has SIGINT ignored, and a child inherits that.
+            preexec_fn=partial(signal.signal, signal.SIGINT, signal.SIG_DFL),
         )  # fmt: skip
 
     def put(self, line):
@@ -352,7 +355,10 @@ class Running:
 
     def end(self):
         """Status, what was still written, and the errors."""
-        output, errors = self.process.communicate(timeout=100)
+        try:
+            output, errors = self.process.communicate(timeout=100)
+        finally:
+            self.process.kill()  # of one that has ended: nothing
         return self.process.returncode, output, errors
 
 

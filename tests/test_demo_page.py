@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -44,6 +45,8 @@ class Page:
                 stdout=subprocess.PIPE,
                 stderr=errors,
                 text=True,
+                # What a shell starts in the background has SIGINT ignored, and a child inherits that.
+                preexec_fn=partial(signal.signal, signal.SIGINT, signal.SIG_DFL),
                 env={
                     **os.environ,
                     "GRADIO_ANALYTICS_ENABLED": "True",

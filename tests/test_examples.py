@@ -96,6 +96,7 @@ def test_the_wmt_recipes_are_the_papers():
         assert one.training.max_grad_norm is None
 
 
+@pytest.mark.slow
 def test_the_multi30k_recipe_leaves_out_the_two_lines_without_translation_and_no_other(tmp_path):
     config = load_config(RECIPES["multi30k_en_de_tiny"])
     for source in (*config.data.train, *config.data.valid):
@@ -262,6 +263,7 @@ def test_the_script_trains_refuses_to_overwrite_and_resumes(tmp_path, one_proces
     assert (tmp_path / "run" / "model" / "model.safetensors").is_file()
 
 
+@pytest.mark.slow
 def test_a_dry_run_trains_nothing(tmp_path):
     recipe = write_recipe(tmp_path)
     out, _ = run([sys.executable, EXAMPLES / "train_translation.py", "--config", recipe, "--dry-run"])
@@ -281,6 +283,7 @@ def test_accelerate_launch_with_the_file_for_eight_takes_two(tmp_path, one_proce
     assert losses(tmp_path / "run") == pytest.approx(losses(one_process_run), abs=1e-5)
 
 
+@pytest.mark.slow
 def test_two_machines_meet_by_torchrun(tmp_path, one_process_run):
     command = [LAUNCH / "two_machines_torchrun.sh", write_recipe(tmp_path)]
     changes = {"MASTER": "localhost", "PORT": free_port(), "GPUS": "1", "RUN_ID": tmp_path.name}
@@ -446,6 +449,7 @@ def test_two_processes_and_a_break_within_the_second_epoch_change_nothing(small_
     assert [row["epoch"] for row in together] == [row["epoch"] for row in alone]
 
 
+@pytest.mark.slow
 def test_the_trainer_begins_from_a_preset(small_model, tmp_path):
     text = ("--train-src", small_model / "text.de", "--train-tgt", small_model / "text.en")
     finetune(tmp_path / "new", *text, "--preset", "tiny", "--vocab-size", "280", "--max-steps", "2")

@@ -29,6 +29,7 @@ import pytest
 
 import hf_vaswani
 heavy = {"datasets", "accelerate", "matplotlib", "sacrebleu", "evaluate", "pandas", "pyarrow"}
+heavy |= {"hf_vaswani.training", "hf_vaswani.cli", "hf_vaswani.analysis"}
 print(json.dumps(sorted(heavy & (set(sys.modules) - before))))
 """
     done = run(code)

@@ -415,6 +415,7 @@ sys.exit(main(["train", *sys.argv[1:]]))
 """
 
 
+@pytest.mark.slow
 def test_processes_wait_for_the_preparation_longer_than_their_time_limit(tmp_path):
     script = tmp_path / "slow.py"
     script.write_text(SLOW_PREPARATION)

@@ -607,6 +607,7 @@ def test_memory_stays_near_the_limit(kind):
     assert float(run_python(code, kind)) < 120
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "win32", reason="no resource module")
 def test_200_000_lines_take_less_than_300_mebibytes():
     code = """if True:
